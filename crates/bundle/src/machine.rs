@@ -33,11 +33,12 @@ pub struct Machine {
 impl Machine {
     /// Returns the facts of this machine.
     pub fn here() -> Machine {
+        let (cpu, memory_bytes, os) = system();
         Machine {
-            cpu: cpu(),
+            cpu,
             cores: std::thread::available_parallelism().ok().map(|n| n.get() as u64),
-            memory_bytes: memory(),
-            os: Some(os()),
+            memory_bytes,
+            os: Some(os),
             arch: Some(std::env::consts::ARCH.into()),
             isa: Some(Isa::best().name().into()),
             ..Machine::default()
@@ -45,7 +46,7 @@ impl Machine {
     }
 }
 
-/// Returns the value of `key` in a file of `key: value` or `key=value` lines; none if it is missing or empty.
+/// Returns the value of `key` in a text of `key: value` or `key=value` lines; none if it is missing or empty.
 #[cfg(any(target_os = "linux", test))]
 fn field(text: &str, key: &str) -> Option<String> {
     let value = |line: &str| {
@@ -55,65 +56,33 @@ fn field(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(value).filter(|v| !v.is_empty())
 }
 
+/// Returns the processor, the bytes of memory, and the system with its version.
 #[cfg(target_os = "linux")]
-fn field_of(file: &str, key: &str) -> Option<String> {
-    field(&std::fs::read_to_string(file).ok()?, key)
-}
-
-#[cfg(target_os = "linux")]
-fn cpu() -> Option<String> {
-    field_of("/proc/cpuinfo", "model name")
-}
-
-#[cfg(target_os = "linux")]
-fn memory() -> Option<u64> {
-    anemoe_io::proc_bytes("/proc/meminfo", "MemTotal")
-}
-
-#[cfg(target_os = "linux")]
-fn os() -> String {
-    let name = field_of("/etc/os-release", "PRETTY_NAME").unwrap_or_else(|| "Linux".into());
-    match std::fs::read_to_string("/proc/sys/kernel/osrelease") {
-        Ok(kernel) => format!("{name}, kernel {}", kernel.trim()),
-        Err(_) => name,
+fn system() -> (Option<String>, Option<u64>, String) {
+    let of_file = |file: &str, key: &str| field(&std::fs::read_to_string(file).ok()?, key);
+    let mut os = of_file("/etc/os-release", "PRETTY_NAME").unwrap_or_else(|| "Linux".into());
+    if let Ok(kernel) = std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        os += &format!(", kernel {}", kernel.trim());
     }
+    (of_file("/proc/cpuinfo", "model name"), anemoe_io::proc_bytes("/proc/meminfo", "MemTotal"), os)
 }
 
 #[cfg(target_os = "macos")]
-fn said_by(program: &str, args: &[&str]) -> Option<String> {
-    let output = std::process::Command::new(program).args(args).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
-    (output.status.success() && !text.is_empty()).then_some(text)
-}
-
-#[cfg(target_os = "macos")]
-fn cpu() -> Option<String> {
-    said_by("/usr/sbin/sysctl", &["-n", "machdep.cpu.brand_string"])
-}
-
-#[cfg(target_os = "macos")]
-fn memory() -> Option<u64> {
-    said_by("/usr/sbin/sysctl", &["-n", "hw.memsize"])?.parse().ok()
-}
-
-#[cfg(target_os = "macos")]
-fn os() -> String {
-    said_by("/usr/bin/sw_vers", &["-productVersion"]).map_or_else(|| "macOS".into(), |v| format!("macOS {v}"))
+fn system() -> (Option<String>, Option<u64>, String) {
+    let said_by = |program: &str, args: &[&str]| {
+        let output = std::process::Command::new(program).args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
+        (output.status.success() && !text.is_empty()).then_some(text)
+    };
+    let sysctl = |name: &str| said_by("/usr/sbin/sysctl", &["-n", name]);
+    let version = said_by("/usr/bin/sw_vers", &["-productVersion"]);
+    let memory = sysctl("hw.memsize").and_then(|bytes| bytes.parse().ok());
+    (sysctl("machdep.cpu.brand_string"), memory, version.map_or("macOS".into(), |v| format!("macOS {v}")))
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn cpu() -> Option<String> {
-    None
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn memory() -> Option<u64> {
-    None
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn os() -> String {
-    std::env::consts::OS.into()
+fn system() -> (Option<String>, Option<u64>, String) {
+    (None, None, std::env::consts::OS.into())
 }
 
 #[cfg(test)]

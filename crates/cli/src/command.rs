@@ -11,6 +11,7 @@ use crate::recorder::{JournalArgs, Recorder};
 use crate::ui::Ui;
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::io;
 
@@ -47,6 +48,28 @@ pub trait CommandReport: Serialize {
         Self: Sized,
     {
         Ok(())
+    }
+}
+
+/// Report whose document and lines are made where the work is done.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub struct Page {
+    pub document: Value,
+    #[serde(skip)]
+    pub passed: bool,
+    /// Lines for people.
+    #[serde(skip)]
+    pub lines: Vec<String>,
+}
+
+impl CommandReport for Page {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        self.lines.iter().try_for_each(|line| ui.line(line))
+    }
+
+    fn passed(&self) -> bool {
+        self.passed
     }
 }
 

@@ -181,32 +181,29 @@ impl Table {
 
     /// Prints the table.
     pub fn print(&self, ui: &Ui) -> io::Result<()> {
+        self.lines().into_iter().try_for_each(|line| ui.line(line))
+    }
+
+    /// Returns the lines of the table.
+    pub fn lines(&self) -> Vec<String> {
         let columns = self.rows[0].len();
         let width =
             |c: usize| self.rows.iter().map(|r| r.get(c).map_or(0, |s| s.chars().count())).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();
-        for (i, row) in self.rows.iter().enumerate() {
+        let mut lines = Vec::new();
+        for row in &self.rows {
             let mut line = String::new();
             for (c, cell) in row.iter().enumerate() {
                 let fill = " ".repeat(widths[c].saturating_sub(cell.chars().count()));
-                if c > 0 {
-                    line.push_str("  ");
-                }
-                if c == 0 || self.ends_in_text && c + 1 == columns {
-                    line.push_str(cell);
-                    line.push_str(&fill);
-                } else {
-                    line.push_str(&fill);
-                    line.push_str(cell);
-                }
+                let is_left = c == 0 || self.ends_in_text && c + 1 == columns;
+                line += if c > 0 { "  " } else { "" };
+                line += &if is_left { format!("{cell}{fill}") } else { format!("{fill}{cell}") };
             }
-            ui.line(line.trim_end())?;
-            if i == 0 {
-                let total: usize = widths.iter().sum::<usize>() + 2 * (columns - 1);
-                ui.line("-".repeat(if self.ends_in_text { total.min(MAX_RULE) } else { total }))?;
-            }
+            lines.push(line.trim_end().to_string());
         }
-        Ok(())
+        let total: usize = widths.iter().sum::<usize>() + 2 * (columns - 1);
+        lines.insert(1, "-".repeat(if self.ends_in_text { total.min(MAX_RULE) } else { total }));
+        lines
     }
 }
 

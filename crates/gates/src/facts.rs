@@ -1,7 +1,7 @@
 //! Facts for the events of journals: reports of gates and builds, condensed. Every fact was measured or counted.
 
 use crate::ablation::AblationReport;
-use crate::gated::{GatedReport, NamedGate};
+use crate::gated::{FullStackGates, GatedReport, NamedGate};
 use crate::golden_gate::GoldenGate;
 use crate::probe::ProbeReport;
 use crate::residency::Report;
@@ -126,8 +126,7 @@ pub fn build(report: &BuildReport, path: &Path, part: Option<String>) -> Facts {
 
 /// Returns the facts of the golden gate.
 pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
-    let ties = gate.usual.wrong_choices.iter().filter(|c| c.near_tie).count();
-    with(gate, json!({"near_ties": ties, "golden": golden.map(file)}))
+    with(gate, json!({"golden": golden.map(file)}))
 }
 
 /// Returns the results of the golden gate with further references.
@@ -148,40 +147,41 @@ pub fn probes(report: &ProbeReport) -> Facts {
 
 /// Returns the status and the facts of each gate of a build.
 pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, Facts)> {
-    let staged = |stage: &str, pass: bool, mut facts: Facts| {
-        facts.insert("stage".into(), stage.into());
-        (if pass { status::PASS } else { status::FAIL }, facts)
-    };
     let (first, whole) = (&report.representative, &report.full_stack);
-    let placed = |stage: &str, r: &Report| staged(stage, r.pass, residency(r));
-    let mut all = Vec::new();
-    all.extend(first.residency.as_ref().map(|r| placed("representative residency", r)));
-    all.extend(first.probes.as_ref().map(|r| staged("representative quality", r.pass, probes(r))));
-    if let Some(layers) = &report.layers {
-        all.extend(layers.probes.as_ref().map(|r| staged("layer quality", r.pass, probes(r))));
-    }
-    if let Some(fault) = &report.weight_fault {
-        all.push(staged("weights", false, of(json!({"pass": false, "fault": fault}))));
-    }
-    all.extend(whole.residency.as_ref().map(|r| placed("full_stack residency", r)));
-    all.extend(whole.weights.as_ref().map(|w| staged("full_stack weights", w.pass, condense(w))));
-    all.extend(whole.golden.as_ref().map(|gate| {
-        let mut facts = validation(gate, golden);
-        if let Some(nats) = whole.undecided {
-            facts.insert("undecided_nats_better_than_chance".into(), nats.into());
-        }
-        let text = whole.text.as_ref();
-        facts.extend(text.map(|t| ("text".to_string(), condense(t).into())));
-        let pass =
-            gate.pass && whole.also.iter().all(|g| g.gate.pass) && text.is_none_or(TextGate::is_good_enough);
-        facts.insert("pass".into(), pass.into());
-        if !whole.also.is_empty() {
-            facts.insert("also".into(), also(&whole.also));
-        }
-        let (said, facts) = staged("full_stack golden", pass, facts);
-        (if whole.undecided.is_some() { status::UNDECIDED } else { said }, facts)
-    }));
-    all
+    let layers = report.layers.as_ref().and_then(|layers| layers.probes.as_ref());
+    let stages = [
+        ("representative residency", first.residency.as_ref().map(residency)),
+        ("representative quality", first.probes.as_ref().map(probes)),
+        ("layer quality", layers.map(probes)),
+        ("weights", report.weight_fault.as_ref().map(|fault| of(json!({"pass": false, "fault": fault})))),
+        ("full_stack residency", whole.residency.as_ref().map(residency)),
+        ("full_stack weights", whole.weights.as_ref().map(condense)),
+        ("full_stack golden", whole.golden.as_ref().map(|gate| full_stack(whole, gate, golden))),
+    ];
+    let staged = stages.into_iter().filter_map(|(stage, facts)| Some((stage, facts?)));
+    let with_status = |(stage, mut facts): (&str, Facts)| {
+        facts.insert("stage".into(), stage.into());
+        let said = match facts.get("pass") {
+            _ if facts.contains_key("undecided_nats_better_than_chance") => status::UNDECIDED,
+            Some(Value::Bool(true)) => status::PASS,
+            _ => status::FAIL,
+        };
+        (said, facts)
+    };
+    staged.map(with_status).collect()
+}
+
+/// Returns the facts of the golden and text gates of a whole bundle.
+fn full_stack(whole: &FullStackGates, gate: &GoldenGate, golden: Option<&Path>) -> Facts {
+    let text = whole.text.as_ref();
+    let mut facts = validation(gate, golden);
+    facts.extend(of(json!({
+        "undecided_nats_better_than_chance": whole.undecided,
+        "text": text.map(condense),
+        "pass": gate.pass && whole.also.iter().all(|g| g.gate.pass) && text.is_none_or(TextGate::is_good_enough),
+        "also": (!whole.also.is_empty()).then(|| also(&whole.also)),
+    })));
+    facts
 }
 
 /// Returns measured speeds by name, which `anemoe report` reads.

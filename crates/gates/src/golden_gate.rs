@@ -194,6 +194,8 @@ pub struct Validation {
     pub decode: Vec<DecodeStep>,
     /// Steps whose choice differs from the golden's.
     pub wrong_choices: Vec<WrongChoice>,
+    /// Number of these steps that are near ties.
+    pub near_ties: usize,
     /// Margin of near ties, see [`NEAR_TIE`].
     pub near_tie_margin: f32,
     /// True if the bundle's own greedy continuation equals the golden's.
@@ -202,22 +204,12 @@ pub struct Validation {
     pub generated_ids: Vec<u32>,
     /// The golden's continuation.
     pub expected_ids: Vec<u32>,
+    /// Tokens of the bundle's own continuation that equal the golden's, up to the first that differs.
+    pub tokens_equal: usize,
     /// Token that the bundle's own continuation repeats to its end, where the golden's does not: a failure, even if
     /// every choice is a near tie.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated: Option<RepeatedToken>,
-}
-
-impl Validation {
-    /// Counts the tokens of the bundle's own continuation that equal the golden's, up to the first that differs.
-    pub fn equal_tokens(&self) -> usize {
-        self.generated_ids.iter().zip(&self.expected_ids).take_while(|(a, b)| a == b).count()
-    }
-
-    /// Counts the steps whose choice differs in a near tie.
-    pub fn near_ties(&self) -> usize {
-        self.wrong_choices.iter().filter(|c| c.near_tie).count()
-    }
 }
 
 /// Token that a continuation repeats to its end.
@@ -411,9 +403,11 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
         top1_agreement: share(all.iter().filter(|a| a.top1).count()),
         positions,
         decode,
+        near_ties: wrong_choices.iter().filter(|c| c.near_tie).count(),
         wrong_choices,
         near_tie_margin: NEAR_TIE,
         tokens_match,
+        tokens_equal: generated_ids.iter().zip(&expected_ids).take_while(|(a, b)| a == b).count(),
         generated_ids,
         expected_ids,
         repeated,

@@ -13,7 +13,6 @@ pub mod calibrate;
 pub mod checkpoint_text;
 pub mod cost;
 pub mod facts;
-pub mod figures;
 pub mod gated;
 pub mod golden_gate;
 pub mod integrity;

@@ -3,7 +3,7 @@
 use crate::caches::ModelFiles;
 use crate::child_work::{LoadSeconds, Work};
 use crate::listener::Listener;
-use crate::risky_steps::{StepError, StepFailure, StepResult, StepShard, Steps, finding};
+use crate::risky_steps::{StepError, StepFailure, StepResult, StepShard, finding, run_step};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_convert::build::check_room;
 use anemoe_coreml::causes::is_no_plan;
@@ -12,7 +12,7 @@ use anemoe_io::{Error, Result, Temporary};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Results of a compilation.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -64,8 +64,8 @@ pub struct BundleSteps<'a> {
     pub chain: &'a Chain,
     /// Places of its compiled models.
     pub models: &'a CompiledModels,
-    /// Runner of the steps.
-    pub steps: Steps,
+    /// Time that a step may take.
+    pub limit: Duration,
 }
 
 impl BundleSteps<'_> {
@@ -82,7 +82,7 @@ impl BundleSteps<'_> {
     ) -> StepResult<T> {
         let functions = shard.functions.iter().map(|f| f.name.clone()).collect();
         let model = ModelFiles { package: self.package(shard), compiled, functions };
-        self.steps.run(StepShard::of(self.chain, shard), &work(model))
+        run_step(self.limit, StepShard::of(self.chain, shard), &work(model))
     }
 
     /// Returns the bytes of a package's compiled model; none without one.

@@ -11,8 +11,9 @@ use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
 use crate::child_work::Work;
 use crate::listener::Listener;
-use crate::risky_steps::{StepFailure, StepShard, Steps, finding};
+use crate::risky_steps::{StepFailure, StepShard, finding, run_step};
 use anemoe_bundle::Shard;
+use anemoe_coreml::causes::End;
 use anemoe_gates::residency::Report;
 use anemoe_gates::residency::device::{DeviceCounts, FORMAT, FunctionPlan, PlanReport, PlannedOp};
 use anemoe_gates::residency::rule::Verdict;
@@ -22,6 +23,7 @@ use anemoe_mlpackage::mil::{DataType, Opset, TensorType};
 use anemoe_mlpackage::package::PackageWriter;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::time::Duration;
 
 /// Compute units of the plans.
 pub const UNITS: &str = "cpuAndNeuralEngine";
@@ -76,7 +78,7 @@ impl BundleSteps<'_> {
         let ask = |shard: &Shard, work: fn(ModelFiles) -> Work| -> Result<PlanAnswer> {
             match find(shard) {
                 Ok(compiled) => finding(self.run(shard, compiled, work)),
-                Err(e) => Ok(Err(StepFailure::refused(&shard.name, "plan", e.to_string()))),
+                Err(e) => Ok(Err(StepFailure::new(&shard.name, "plan", End::Refused, e.to_string()))),
             }
         };
         let mut cpu_alone = None;
@@ -100,7 +102,7 @@ impl BundleSteps<'_> {
             found.report.plans.extend(plans.into_iter().map(plan));
         }
         found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
-        found.controls.push(Control::fp32(self.steps)?);
+        found.controls.push(Control::fp32(self.limit)?);
         found.no_is_proven = found.controls.iter().all(|control| control.pass);
         listener.progress("plans", "", shards.len(), shards.len());
         Ok(found)
@@ -147,7 +149,7 @@ impl Control {
     }
 
     /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child process.
-    pub fn fp32(steps: Steps) -> Result<Control> {
+    pub fn fp32(limit: Duration) -> Result<Control> {
         let temporary = std::env::temp_dir();
         let folder = Temporary::dir(&temporary, ".control").map_err(|e| Error::io(&temporary, e))?;
         let package = folder.path().join(format!("{FP32_PACKAGE}.mlpackage"));
@@ -155,8 +157,8 @@ impl Control {
         let compiled = folder.path().join("control.mlmodelc");
         let model = ModelFiles { package, compiled, functions: vec!["main".into()] };
         let shard = StepShard { name: FP32_PACKAGE, form: None };
-        let compiled = steps.run::<()>(shard, &Work::Compile(model.clone()));
-        let planned = compiled.and_then(|()| steps.run(shard, &Work::Plan { model, cpu_only: false }));
+        let compiled = run_step::<()>(limit, shard, &Work::Compile(model.clone()));
+        let planned = compiled.and_then(|()| run_step(limit, shard, &Work::Plan { model, cpu_only: false }));
         Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(finding(planned)?)))
     }
 
@@ -215,7 +217,7 @@ mod tests {
         assert!(judged(vec![op(None), op(Some(Device::Cpu))]).pass);
         assert!(!judged(vec![op(Some(Device::Cpu)), op(Some(Device::Ane))]).pass);
         assert!(judged(vec![op(None)]).text().contains("DOES NOT SAY NO"));
-        let crashed = StepFailure::refused("a", "plan", "signal 6 (abort)".into());
+        let crashed = StepFailure::new("a", "plan", End::Crashed, "signal 6 (abort)".into());
         for control in [Control::cpu_alone("a", Some(Err(crashed))), Control::cpu_alone("", None)] {
             assert!(!control.pass && control.text().contains("not proven"), "{}", control.text());
         }

@@ -49,7 +49,6 @@ pub use import::{ReportFindings, add_evidence};
 pub use listener::Listener;
 pub use mac_report::{MacReport, ReportSystem, report_entries};
 pub use private::PrivateWords;
-pub use risky_steps::Steps;
 pub use soak::SoakLength;
 pub use stage_list::{MacStage, STAGES, StageRecord};
 pub use tune::{FormChoice, TuneReport, Tuner};

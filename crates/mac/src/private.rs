@@ -3,7 +3,7 @@
 use crate::energy::said;
 use serde_json::Value;
 use std::cmp::Reverse;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Folders that hold the home folders of users.
 const HOMES: [&str; 2] = ["/Users/", "/home/"];
@@ -19,45 +19,32 @@ pub struct PrivateWords(Vec<(String, &'static str)>);
 impl PrivateWords {
     /// Collects the words of this machine, and the folders `more` with their replacements.
     pub fn of_this_machine(more: &[(&Path, &'static str)]) -> PrivateWords {
+        let of_variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let folders = [
+            (std::env::current_dir().ok(), "HERE"),
+            (Some(std::env::temp_dir()), "TMP"),
+            (of_variable("HOME"), "~"),
+            (of_variable("XDG_CACHE_HOME"), "CACHE"),
+        ];
+        let more = more.iter().map(|(path, stands)| (Some(path.to_path_buf()), *stands));
         let mut words = PrivateWords::default();
-        for (path, stands) in more {
-            words.folder(path, stands);
-        }
-        if let Ok(here) = std::env::current_dir() {
-            words.folder(&here, "HERE");
-        }
-        words.folder(&std::env::temp_dir(), "TMP");
-        for (name, stands) in [("HOME", "~"), ("XDG_CACHE_HOME", "CACHE")] {
-            if let Some(path) = std::env::var_os(name) {
-                words.folder(Path::new(&path), stands);
+        for (path, stands) in more.chain(folders) {
+            let canonical = path.as_ref().and_then(|path| path.canonicalize().ok());
+            for path in path.into_iter().chain(canonical).filter(|path| path.is_absolute()) {
+                words.word(path.to_string_lossy().trim_end_matches('/'), stands);
             }
         }
-        for (name, stands) in
-            [("USER", "USER"), ("LOGNAME", "USER"), ("SUDO_USER", "USER"), ("HOSTNAME", "HOST")]
-        {
-            words.name(&std::env::var(name).unwrap_or_default(), stands);
-        }
-        let of_system = ["ComputerName", "LocalHostName"].map(|name| said("scutil", &["--get", name]));
-        for said in of_system.into_iter().chain([said("hostname", &[])]) {
-            let said = said.unwrap_or_default();
-            words.name(said.split('.').next().unwrap_or_default(), "HOST");
-            words.name(&said, "HOST");
+        let users = ["USER", "LOGNAME", "SUDO_USER"].map(|name| (std::env::var(name).ok(), "USER"));
+        let of_system = ["ComputerName", "LocalHostName"].map(|name| said("scutil", &["--get", name]).ok());
+        let hosts = of_system.into_iter().chain([std::env::var("HOSTNAME").ok(), said("hostname", &[]).ok()]);
+        for (name, stands) in users.into_iter().chain(hosts.map(|host| (host, "HOST"))) {
+            let name = name.as_deref().unwrap_or_default().trim();
+            // A host's name, and the same without its domain.
+            let names = [name, name.split('.').next().unwrap_or_default()];
+            names.into_iter().filter(|name| !COMMON.contains(name)).for_each(|name| words.word(name, stands));
         }
         words.0.sort_by_key(|(word, _)| Reverse(word.len()));
         words
-    }
-
-    fn folder(&mut self, path: &Path, stands: &'static str) {
-        let canonical = path.canonicalize().ok();
-        for path in std::iter::once(path).chain(canonical.as_deref()).filter(|path| path.is_absolute()) {
-            self.word(path.to_string_lossy().trim_end_matches('/'), stands);
-        }
-    }
-
-    fn name(&mut self, name: &str, stands: &'static str) {
-        if !COMMON.contains(&name.trim()) {
-            self.word(name.trim(), stands);
-        }
     }
 
     fn word(&mut self, word: &str, stands: &'static str) {

@@ -9,12 +9,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Runner of steps.
-#[derive(Clone, Copy, Debug)]
-pub struct Steps {
-    limit: Duration,
-}
-
 /// Shard that a step is about: its name for people, and its kind and form, if they are known.
 #[derive(Clone, Copy, Debug)]
 pub struct StepShard<'a> {
@@ -94,38 +88,28 @@ impl<'a> StepShard<'a> {
     }
 }
 
-impl Steps {
-    /// Makes a runner whose steps take `seconds` at most.
-    pub fn within(seconds: u64) -> Steps {
-        Steps { limit: Duration::from_secs(seconds) }
+/// Does a step in a child process, which may take `limit`, and returns its result.
+pub fn run_step<T: DeserializeOwned>(limit: Duration, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
+    let ended = work.run(limit)?;
+    if ended.end == End::Done {
+        return Ok(from_value(ended.document)?);
     }
-
-    /// Does a step in a child process, and returns its result.
-    pub(crate) fn run<T: DeserializeOwned>(&self, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
-        let ended = work.run(self.limit)?;
-        if ended.end == End::Done {
-            return Ok(from_value(ended.document)?);
-        }
-        let found = causes::of(ended.end, work.name(), &ended.reason);
-        let list = |of: fn(&Cause) -> &'static str| {
-            found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
-        };
-        Err(StepError::from(StepFailure {
-            what: shard.name.into(),
-            step: work.name().into(),
-            end: ended.end,
-            message: ended.reason,
-            causes: list(|cause| cause.text),
-            advice: list(|cause| cause.advice),
-            try_form: shard.form.and_then(|(kind, form)| next_form(&found, kind, form)),
-        }))
-    }
+    let found = causes::of(ended.end, work.name(), &ended.reason);
+    let list = |of: fn(&Cause) -> &'static str| {
+        found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
+    };
+    Err(StepError::from(StepFailure {
+        causes: list(|cause| cause.text),
+        advice: list(|cause| cause.advice),
+        try_form: shard.form.and_then(|(kind, form)| next_form(&found, kind, form)),
+        ..StepFailure::new(shard.name, work.name(), ended.end, ended.reason)
+    }))
 }
 
 impl StepFailure {
-    /// Makes the failure of a step that was not tried.
-    pub fn refused(what: &str, step: &str, message: String) -> StepFailure {
-        let (what, step, end) = (what.into(), step.into(), End::Refused);
+    /// Makes a failure without causes and advice.
+    pub fn new(what: &str, step: &str, end: End, message: String) -> StepFailure {
+        let (what, step) = (what.into(), step.into());
         StepFailure { what, step, end, message, causes: Vec::new(), advice: Vec::new(), try_form: None }
     }
 

@@ -5,7 +5,7 @@ use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, Trial, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::risky_steps::{StepResult, StepShard, Steps, finding};
+use crate::risky_steps::{StepResult, StepShard, finding, run_step};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
@@ -20,6 +20,7 @@ use anemoe_io::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Share of the time below which a difference does not count: the simpler form stays.
 const SAME_TIME: f64 = 0.03;
@@ -157,8 +158,8 @@ pub struct Tuner<'a> {
     pub calls: u32,
     /// True if forms are tried again that an earlier run has tried.
     pub again: bool,
-    /// Runner of the steps.
-    pub steps: Steps,
+    /// Time that a step may take.
+    pub limit: Duration,
 }
 
 impl Tuner<'_> {
@@ -311,11 +312,11 @@ impl Tuner<'_> {
         for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
             listener.progress(&form_name, &shard.name, i, total);
             let named = StepShard { name: &shard.name, form };
-            self.steps.run::<()>(named, &Work::Compile(model.clone()))?;
-            self.steps.run::<LoadSeconds>(named, &Work::Load(model.clone()))?;
+            run_step::<()>(self.limit, named, &Work::Compile(model.clone()))?;
+            run_step::<LoadSeconds>(self.limit, named, &Work::Load(model.clone()))?;
             // A form without a plan may still run; its placement is unknown then.
             let plan = Work::Plan { model: model.clone(), cpu_only: false };
-            let answer: PlanAnswer = finding(self.steps.run(named, &plan))?;
+            let answer: PlanAnswer = finding(run_step(self.limit, named, &plan))?;
             let answer = answer.map_err(|failure| listener.message(&failure.lines()));
             plans = plans.zip(answer.ok()).map(|(mut plans, found)| {
                 plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
@@ -333,7 +334,7 @@ impl Tuner<'_> {
             listener.progress(&form_name, &name, own.len() + i, total);
             let (trial, models, calls) = (Box::new(written.clone()), models.clone(), self.calls as usize);
             let named = StepShard { name: &name, form };
-            let measured = self.steps.run(named, &Work::Measure { trial, models, tokens, calls });
+            let measured = run_step(self.limit, named, &Work::Measure { trial, models, tokens, calls });
             judged.figures = Some(measured.map_err(|e| e.with(&of_tokens(tokens)))?);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Option of commands whose steps work in processes of their own.
 
-use anemoe_mac::Steps;
+use std::time::Duration;
 
 /// Time limit of steps.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -11,8 +11,7 @@ pub struct StepLimit {
 }
 
 impl StepLimit {
-    /// Makes the runner of steps.
-    pub fn steps(self) -> Steps {
-        Steps::within(self.timeout)
+    pub fn limit(self) -> Duration {
+        Duration::from_secs(self.timeout)
     }
 }

@@ -13,7 +13,6 @@ use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::Machine;
 use anemoe_gates::facts::{self, Facts};
-use anemoe_gates::figures::NamedFigures;
 use anemoe_io::{Error, Output, proc_bytes};
 use anemoe_kernels::{Pool, measure_bandwidth};
 use anemoe_runtime::bench::{BenchOptions, BenchTokens, Speeds};
@@ -251,12 +250,6 @@ impl BenchReport {
         }));
         facts.extend(facts::speeds(&self.speeds));
         facts
-    }
-
-    /// Adds the figures of a recipe.
-    pub fn figures(&self, figures: &mut NamedFigures) {
-        figures.add("first_token_s", self.first_token_s);
-        figures.bench(&self.speeds);
     }
 }
 

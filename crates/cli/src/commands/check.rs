@@ -127,8 +127,8 @@ impl Args {
             expect_bundle(&path)?;
             let chain = Chain::read(&path)?;
             let models = self.compiled.models(&path, &chain);
-            let steps = self.limit.steps();
-            let steps = BundleSteps { bundle: &path, chain: &chain, models: &models, steps };
+            let limit = self.limit.limit();
+            let steps = BundleSteps { bundle: &path, chain: &chain, models: &models, limit };
             let found = steps.ask_device(&BarListener::new(ui))?;
             if let Some(file) = &self.save {
                 anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;

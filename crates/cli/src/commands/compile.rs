@@ -47,8 +47,8 @@ impl Command for Args {
         expect_bundle(&self.bundle)?;
         let chain = self.verify.open(&self.bundle, ui)?;
         let models = self.cache.models(&self.bundle, &chain);
-        let steps = self.limit.steps();
-        let steps = BundleSteps { bundle: &self.bundle, chain: &chain, models: &models, steps };
+        let limit = self.limit.limit();
+        let steps = BundleSteps { bundle: &self.bundle, chain: &chain, models: &models, limit };
         let report = steps.compile(self.again, !self.no_load, &BarListener::new(ui))?;
         Ok(CompiledBundle { bundle: self.bundle, report })
     }

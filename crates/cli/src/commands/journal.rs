@@ -1,6 +1,6 @@
 //! `anemoe journal`
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::commands::reproduce::RUN;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
@@ -10,7 +10,7 @@ use anemoe_bundle::journal_entries::{Entry, entries};
 use anemoe_gates::facts;
 use anyhow::bail;
 use serde::Serialize;
-use std::io;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Show what was done to a bundle or in an experiment, or add to it.
@@ -55,9 +55,9 @@ struct JournalTexts {
 }
 
 impl Command for Args {
-    type Report = JournalReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<JournalReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let folder = match &self.bundle[..] {
             [folder] => folder,
             [word, folder] if ["add", "show"].iter().any(|w| word == Path::new(w)) => folder,
@@ -68,9 +68,8 @@ impl Command for Args {
             expect_begun_bundle(folder)?;
         }
         let texts = facts::of(serde_json::to_value(&self.texts)?);
-        if let Some((name, _)) =
-            texts.iter().find(|(_, text)| text.as_str().is_none_or(|t| t.trim().is_empty()))
-        {
+        let is_empty = |text: &Value| text.as_str().is_none_or(|t| t.trim().is_empty());
+        if let Some((name, _)) = texts.iter().find(|(_, text)| is_empty(text)) {
             bail!("--{name}: there is nothing to add");
         }
         let journal = journal::read(folder)?;
@@ -79,47 +78,37 @@ impl Command for Args {
             found = vec![find(found, wanted, folder)?];
         }
         let bundle = folder.display().to_string();
-        if texts.is_empty() {
-            return Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found });
+        if !texts.is_empty() {
+            let (of, version) = (found.pop().map(|e| e.id), env!("CARGO_PKG_VERSION").into());
+            let event = Event { of, version, rest: texts, ..Event::new("note", "") };
+            let event = journal::append(folder, event)?;
+            let entry = event.of.as_ref().unwrap_or(&event.id);
+            let lines = vec![format!("added to entry {entry}")];
+            let document = json!({"bundle": bundle, "entry": entry, "event": event});
+            return Ok(Page { document, passed: true, lines });
         }
-        let (of, version) = (found.pop().map(|e| e.id), env!("CARGO_PKG_VERSION").into());
-        let event = journal::append(folder, Event { of, version, rest: texts, ..Event::new("note", "") })?;
-        let entry = event.of.as_ref().unwrap_or(&event.id).clone();
-        Ok(JournalReport::Added { bundle, entry, event: Box::new(event) })
+        let mut lines = vec![format!("# Journal of {bundle}")];
+        if found.is_empty() {
+            lines.push(NOTHING.into());
+        }
+        lines.extend(found.iter().flat_map(entry_lines));
+        if journal.torn {
+            lines.push("\nThe last line was cut off while it was written, and is left out.".into());
+        }
+        let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
+        let bare = found.last().filter(is_bare);
+        lines.extend(bare.map(|Entry { id, .. }| {
+            let quoted = quoted(folder);
+            format!("\nTo write the rest: anemoe journal {quoted} --entry {id} --lesson TEXT")
+        }));
+        let document = json!({"bundle": bundle, "torn": journal.torn, "entries": found});
+        Ok(Page { document, passed: true, lines })
     }
 }
 
-/// Entries of a journal, or what was added to one.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum JournalReport {
-    Shown { bundle: String, torn: bool, entries: Vec<Entry> },
-    Added { bundle: String, entry: String, event: Box<Event> },
-}
-
-impl CommandReport for JournalReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            JournalReport::Added { entry, .. } => ui.line(format!("added to entry {entry}")),
-            JournalReport::Shown { bundle, torn, entries } => {
-                ui.line(format!("# Journal of {bundle}"))?;
-                if entries.is_empty() {
-                    ui.line(
-                        "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); --lesson and others write the rest.",
-                    )?;
-                }
-                entries.iter().try_for_each(|entry| print(entry, ui))?;
-                if *torn {
-                    ui.line("\nThe last line was cut off while it was written, and is left out.")?;
-                }
-                let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
-                let Some(Entry { id, .. }) = entries.last().filter(is_bare) else { return Ok(()) };
-                let quoted = quoted(Path::new(bundle));
-                ui.line(format!("\nTo write the rest: anemoe journal {quoted} --entry {id} --lesson TEXT"))
-            }
-        }
-    }
-}
+/// Text of an empty journal.
+const NOTHING: &str = "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a \
+    bundle\n(unless --no-journal is given); --lesson and others write the rest.";
 
 /// Finds the entry with an event whose id begins with `wanted`.
 fn find(mut entries: Vec<Entry>, wanted: &str, folder: &Path) -> anyhow::Result<Entry> {
@@ -134,9 +123,8 @@ fn find(mut entries: Vec<Entry>, wanted: &str, folder: &Path) -> anyhow::Result<
     }
 }
 
-fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
+fn entry_lines(entry: &Entry) -> Vec<String> {
     let mut result = Vec::new();
-    ui.line(format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", ")))?;
     for r in &entry.result {
         let status = if r.status.is_empty() { String::new() } else { format!(" {}", r.status) };
         let seconds = r.seconds.map(|s| format!(" in {s:.1} s")).unwrap_or_default();
@@ -148,20 +136,21 @@ fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
         }
     }
     result.extend(entry.notes.iter().map(|n| format!("note: {n}")));
-    for (heading, lines, none) in [
-        ("Intent", &entry.intent, "(nothing written)"),
-        ("Setup", &entry.setup, "(nothing written)"),
-        ("Result", &result, "(nothing written)"),
-        ("Surprise", &entry.surprise, "(none)"),
-        ("Lesson", &entry.lesson, "(nothing written)"),
-        ("Next", &entry.next, "(nothing written)"),
-        ("Refs", &entry.refs, "(nothing written)"),
+    let mut lines = vec![format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", "))];
+    for (heading, texts) in [
+        ("Intent", &entry.intent),
+        ("Setup", &entry.setup),
+        ("Result", &result),
+        ("Surprise", &entry.surprise),
+        ("Lesson", &entry.lesson),
+        ("Next", &entry.next),
+        ("Refs", &entry.refs),
     ] {
-        ui.line(format!("\n### {heading}\n"))?;
-        if lines.is_empty() {
-            ui.line(none)?;
+        lines.push(format!("\n### {heading}\n"));
+        lines.extend(texts.iter().map(|text| format!("- {}", text.trim().replace('\n', "\n  "))));
+        if texts.is_empty() {
+            lines.push(if heading == "Surprise" { "(none)".into() } else { "(nothing written)".into() });
         }
-        lines.iter().try_for_each(|line| ui.line(format!("- {}", line.trim().replace('\n', "\n  "))))?;
     }
-    Ok(())
+    lines
 }

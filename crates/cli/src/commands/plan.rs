@@ -11,16 +11,18 @@ use crate::ui::Ui;
 use anemoe_convert::lattice_report;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
-use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
+use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
-use anemoe_gates::figures::{OpTypes, op_types};
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
+use anemoe_mlpackage::mil::Block;
 use serde::{Serialize, Serializer};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,11 +78,11 @@ impl Command for Args {
 
 /// A plan, with what is predicted of it.
 pub struct PlanReport {
-    pub plan: Plan,
-    pub placement: residency::Report,
-    pub outliers: Vec<Outlier>,
+    plan: Plan,
+    placement: residency::Report,
+    outliers: Vec<Outlier>,
     /// Ops of each shard's first function.
-    pub op_types: Vec<OpTypes>,
+    op_types: Vec<OpTypes>,
     recommended: Option<Recommendation>,
     /// True if every shard is printed, not one of each kind.
     lists_all: bool,
@@ -122,6 +124,31 @@ impl CommandReport for PlanReport {
             ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))
         })
     }
+}
+
+/// Ops of one function, by type.
+type OpTypes = BTreeMap<String, u64>;
+
+/// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
+fn op_types(family: &Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
+    fn count(block: &Block, types: &mut OpTypes) {
+        for op in &block.operations {
+            *types.entry(op.op_type.clone()).or_default() += 1;
+            op.blocks.iter().for_each(|b| count(b, types));
+        }
+    }
+    let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
+    let types = |shard: &PlannedShard| {
+        let signature = shard.signature();
+        if !known.contains_key(&signature) {
+            let mut types = OpTypes::new();
+            let program = lower_without_weights(family, shard)?.program;
+            program.functions.values().take(1).for_each(|function| count(&function.block, &mut types));
+            known.insert(signature.clone(), types);
+        }
+        Ok(known[&signature].clone())
+    };
+    plan.shards.iter().map(types).collect()
 }
 
 /// Chip and memory in GB for which speed is predicted: the machine on which the models were measured.

@@ -141,7 +141,7 @@ impl CommandReport for QuickstartReport {
                 format!("{:.1}", run.build_s),
                 format!("{:.2}", t.load_s),
                 format!("{:.5}", v.min_cosine),
-                format!("{} of {}", v.equal_tokens(), v.expected_ids.len()),
+                format!("{} of {}", v.tokens_equal, v.expected_ids.len()),
                 format!("{:.0}", t.prefill_tokens as f64 / t.prefill_s),
                 format!("{:.0}", t.decode_tok_s),
             ]

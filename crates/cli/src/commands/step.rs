@@ -1,11 +1,12 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
-use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
+use super::{bench, build, check, compile, doctor, generate, golden, plan, predict_speed, trace, tune, validate};
 use crate::command::{Command, CommandReport, complete, parse};
 use crate::error_report::sentence;
 use crate::ui::Ui;
 use anemoe_mac::{CommandDone, serve_parent};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io;
 
 /// Do one step of another command.
@@ -31,26 +32,31 @@ impl CommandReport for StepDone {
     }
 }
 
-/// Runs one of the commands that `verify-on-mac` consists of.
-fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> {
+/// Runs one of the commands of which recipes and `verify-on-mac` consist.
+pub fn run_command(name: &str, arguments: &[impl AsRef<OsStr>]) -> anyhow::Result<CommandDone> {
     match name {
         "bench" => done::<bench::Args>("bench", arguments),
         "build" => done::<build::Args>("build", arguments),
         "check" => done::<check::Args>("check", arguments),
         "compile" => done::<compile::Args>("compile", arguments),
         "doctor" => done::<doctor::Args>("doctor", arguments),
+        "generate" => done::<generate::Args>("generate", arguments),
         "golden" => done::<golden::Args>("golden", arguments),
+        "plan" => done::<plan::Args>("plan", arguments),
         "predict-speed" => done::<predict_speed::Args>("predict-speed", arguments),
+        "trace" => done::<trace::Args>("trace", arguments),
         "tune" => done::<tune::Args>("tune", arguments),
         "validate" => done::<validate::Args>("validate", arguments),
         _ => anyhow::bail!("`{name}` is not a command that a step does"),
     }
 }
 
-fn done<C: Command + clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<CommandDone> {
+fn done<C: Command + clap::Args>(
+    name: &'static str,
+    arguments: &[impl AsRef<OsStr>],
+) -> anyhow::Result<CommandDone> {
     let report = complete(parse::<C>(name, arguments)?, name, &Ui::inner())?;
-    let passed = report.passed();
-    let document = serde_json::to_value(&report)?;
+    let (passed, document) = (report.passed(), serde_json::to_value(&report)?);
     report.go_on()?;
     Ok(CommandDone { passed, document })
 }

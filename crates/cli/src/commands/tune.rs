@@ -72,7 +72,7 @@ impl Command for Args {
             work: std::path::absolute(&work)?,
             calls: self.calls,
             again: self.again,
-            steps: self.limit.steps(),
+            limit: self.limit.limit(),
         };
         let report = tuner.run(&self.sorts, &BarListener::new(ui))?;
         let text = report.forms_file();

@@ -74,7 +74,7 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
 /// Prints the golden gate of the whole in a few lines.
 fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
     let (v, stack) = (&gate.usual, &report.full_stack);
-    let ties = match v.near_ties() {
+    let ties = match v.near_ties {
         0 => String::new(),
         n => format!(", {} among them", ui::counted(n, "near tie")),
     };
@@ -84,7 +84,7 @@ fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<
         v.median_cosine,
         v.threshold,
         v.min_cosine,
-        v.equal_tokens(),
+        v.tokens_equal,
         v.expected_ids.len(),
         v.wrong_choices.len(),
     ))?;

@@ -210,7 +210,7 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
         v.below,
         ui::counted(v.positions.len(), "position"),
         ui::counted(v.decode.len(), "step"),
-        v.equal_tokens(),
+        v.tokens_equal,
         ui::counted(v.expected_ids.len(), "greedy token")
     ))
 }

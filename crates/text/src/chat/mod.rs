@@ -7,6 +7,7 @@ mod stop_strings;
 mod template;
 mod thoughts;
 
+pub use jinja::Jinja;
 pub use history::{History, Overflow, Turn};
 pub use prompt_text::PromptText;
 pub use stop_strings::StopStrings;

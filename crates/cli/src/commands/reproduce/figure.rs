@@ -1,8 +1,11 @@
-//! Figures by name, and bounds on them. `figures.toml` lists the figures.
+//! Figures by name, and bounds on them. `figures.toml` lists the figures, and says how each is read from the documents of gates.
 
 use super::recipe::GateCommand;
+use anemoe_text::chat::Jinja;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 /// Figure that gates bring.
@@ -15,6 +18,9 @@ pub struct Figure {
     pub needs: FigureNeeds,
     /// Gates that bring the figure, the most telling first.
     pub gates: Vec<GateCommand>,
+    /// Jinja expression over the document of each of these gates.
+    #[serde(skip_serializing)]
+    value: String,
     pub meaning: String,
 }
 
@@ -32,10 +38,11 @@ pub enum FigureNeeds {
 }
 
 /// All figures.
-#[derive(Default, Deserialize, Serialize)]
-pub struct FigureTable {
-    #[serde(skip_serializing)]
+#[derive(Default, Deserialize)]
+pub(super) struct FigureTable {
     reasons: Vec<NeedReason>,
+    /// Lines of Jinja that give names to parts of a gate's document, and, as `all`, of every document.
+    names: BTreeMap<String, String>,
     pub figures: Vec<Figure>,
 }
 
@@ -54,7 +61,25 @@ pub(super) static TABLE: LazyLock<FigureTable> =
 /// Units of figures that are counted, and therefore exact.
 const COUNTED: [&str; 7] = ["layer", "packages", "ops", "tokens", "calls", "probes", "weights"];
 
+/// Reads the figures that a gate brings from its document, by name.
+pub(super) fn figures(gate: GateCommand, document: &Map<String, Value>) -> BTreeMap<String, f64> {
+    let own = TABLE.figures.iter().filter(|figure| figure.gates.contains(&gate));
+    own.filter_map(|figure| Some((figure.name.clone(), figure.read(gate, document)?))).collect()
+}
+
 impl Figure {
+    /// Reads the figure from the document of a gate; none if it is not there, or no number.
+    fn read(&self, gate: GateCommand, document: &Map<String, Value>) -> Option<f64> {
+        let shown = self.program(gate).ok()?.run(document, None).ok()?;
+        shown.trim().parse().ok().filter(|x: &f64| x.is_finite())
+    }
+
+    /// Returns the template that prints the figure.
+    pub(super) fn program(&self, gate: GateCommand) -> Result<Jinja, String> {
+        let names = [gate.name(), "all"].map(|of| TABLE.names.get(of).map_or("", String::as_str)).concat();
+        Jinja::parse(&format!("{names}{{{{ {} }}}}", self.value))
+    }
+
     /// Finds the figure of this name. If there is none, the error lists all.
     pub fn find(name: &str) -> Result<&'static Figure, String> {
         TABLE.figures.iter().find(|f| f.name == name).ok_or_else(|| {
@@ -84,11 +109,12 @@ impl Figure {
         }
     }
 
-    /// Tells whether a value keeps a bound. A number alone holds for what rounds to its digits; a whole number of what is
-    /// counted holds exactly.
+    /// Tells whether a value keeps a bound. Whole numbers of what is counted hold exactly.
     pub fn keeps(&self, bound: &Bound, value: f64) -> bool {
-        let is_exact = bound.half == 0.5 && COUNTED.contains(&self.unit.as_str());
-        (bound.holds)(value, bound.value, if is_exact { 0.0 } else { bound.half })
+        match bound.is_whole && COUNTED.contains(&self.unit.as_str()) {
+            true => value == bound.value,
+            false => bound.holds.contains(&value),
+        }
     }
 }
 
@@ -99,28 +125,16 @@ pub struct Bound {
     /// The bound as it was written.
     pub text: String,
     pub value: f64,
-    /// Half a unit of the last written digit.
-    half: f64,
-    holds: Holds,
+    /// True for a whole number without a sign, or behind `=`.
+    is_whole: bool,
+    /// Values that keep the bound: of a number alone, those that round to its digits.
+    holds: RangeInclusive<f64>,
 }
 
-/// Comparison of a value with a number, whose last digit stands for as much up and down.
-type Holds = fn(f64, f64, f64) -> bool;
-
+/// Signs before a number; a sign that begins with another sign comes first.
+const SIGNS: [&str; 6] = ["<=", ">=", "<", ">", "=", "about "];
 /// Largest relative deviation from an `about` bound.
 const ABOUT: f64 = 0.1;
-
-const EQUALS: Holds = |x, number, half| (x - number).abs() <= half * (1.0 + 1e-9);
-
-/// Signs of comparisons; a sign that begins with another sign comes first.
-const SIGNS: [(&str, Holds); 6] = [
-    ("<=", |x, number, _| x <= number),
-    (">=", |x, number, _| x >= number),
-    ("<", |x, number, _| x < number),
-    (">", |x, number, _| x > number),
-    ("=", EQUALS),
-    ("about ", |x, number, _| (x - number).abs() <= ABOUT * number.abs()),
-];
 
 impl TryFrom<toml::Value> for Bound {
     type Error = String;
@@ -131,17 +145,25 @@ impl TryFrom<toml::Value> for Bound {
             toml::Value::Integer(_) | toml::Value::Float(_) => value.to_string(),
             _ => return Err("neither a number nor a text such as \"101.2\" or \">=0.97\"".into()),
         };
-        let split = |(sign, holds): &(&str, Holds)| Some((*holds, text.strip_prefix(sign)?));
-        let (holds, number) = SIGNS.iter().find_map(split).unwrap_or((EQUALS, text.as_str()));
-        let number = number.trim();
+        let sign = SIGNS.into_iter().find(|sign| text.starts_with(sign)).unwrap_or_default();
+        let number = text[sign.len()..].trim();
         let plain = number.bytes().all(|b| b.is_ascii_digit() || b".-+eE".contains(&b));
-        let Some(value) = number.parse().ok().filter(|v: &f64| plain && v.is_finite()) else {
+        let Some(x) = number.parse().ok().filter(|x: &f64| plain && x.is_finite()) else {
             return Err(format!("`{text}` is not a number, nor <, <=, >, >=, = or `about` with one"));
         };
-        let digits =
-            number.split(['e', 'E']).next().and_then(|m| m.split_once('.')).map_or(0, |(_, d)| d.len());
-        let half = 0.5 * 10f64.powi(-(digits as i32));
-        Ok(Bound { value, half, holds, text })
+        let mantissa = number.split(['e', 'E']).next().unwrap_or_default();
+        let digits = mantissa.split_once('.').map_or(0, |(_, digits)| digits.len());
+        let half = 0.5 * 10f64.powi(-(digits as i32)) * (1.0 + 1e-9);
+        let (below, above) = (f64::NEG_INFINITY, f64::INFINITY);
+        let holds = match sign {
+            "<=" => below..=x,
+            ">=" => x..=above,
+            "<" => below..=x.next_down(),
+            ">" => x.next_up()..=above,
+            "about " => x - ABOUT * x.abs()..=x + ABOUT * x.abs(),
+            _ => x - half..=x + half,
+        };
+        Ok(Bound { value: x, is_whole: digits == 0 && ["", "="].contains(&sign), holds, text })
     }
 }
 

@@ -7,18 +7,15 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::shell::quoted;
 use crate::ui::{self, Table, Ui};
 use anyhow::{Context, bail};
-use figure::FigureTable;
-use recipe::{GateCommand, Recipe};
+use recipe::GateCommand;
 pub use recipe_run::RUN;
 use recipe_run::{BuildRun, RunRecord};
-use rows::{FigureRow, RowVerdict};
-use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 
 /// Run an experiment of the field notes, or one of your own, beside its figures.
@@ -57,17 +54,26 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = Reproduced;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<Reproduced> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         if self.list {
-            let listed = |r: Recipe| ListedRecipe { name: r.name, title: r.title };
-            return Ok(Reproduced::Recipes {
-                recipes: recipe::built_in()?.into_iter().map(listed).collect(),
-            });
+            let recipes = recipe::built_in()?;
+            let rows = recipes.iter().map(|r| vec![r.name.clone(), r.title.clone()]);
+            let table = Table::ending_in_text(&["recipe", "title"]).with_rows(rows);
+            let listed = recipes.iter().map(|r| json!({"name": r.name, "title": r.title}));
+            let document = json!({"recipes": listed.collect::<Vec<_>>()});
+            return Ok(Page { document, passed: true, lines: table.lines() });
         }
         if self.figures {
-            return Ok(Reproduced::Figures(&figure::TABLE));
+            let figures = &figure::TABLE.figures;
+            let rows = figures.iter().map(|f| {
+                let gates: Vec<&str> = f.gates.iter().map(|g| g.name()).collect();
+                vec![f.name.clone(), f.unit.clone(), gates.join(", "), f.meaning.clone()]
+            });
+            let table = Table::ending_in_text(&["figure", "unit", "from", "meaning"]).with_rows(rows);
+            let document = json!({"figures": figures});
+            return Ok(Page { document, passed: true, lines: table.lines() });
         }
         let recipe = recipe::open(&self.recipe.context("which recipe? anemoe reproduce --list")?)?;
         let folder = self.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
@@ -89,15 +95,15 @@ impl Command for Args {
         let is_finished = self.dry_run || builds.iter().all(|b| b.unfinished.is_none());
         let pass = is_finished && rows.iter().all(|r| r.explained);
         record.end(pass, &rows, recipe.lesson.as_ref());
-        let mut verdicts: BTreeMap<RowVerdict, usize> = BTreeMap::new();
-        rows.iter().for_each(|r| *verdicts.entry(r.verdict).or_default() += 1);
-        let (mut setup, mut bundles, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
+        let mut verdicts: BTreeMap<&str, usize> = BTreeMap::new();
+        rows.iter().for_each(|r| *verdicts.entry(r.verdict.into()).or_default() += 1);
+        let (mut lines, mut bundles, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
         for BuildRun { build, source, .. } in &builds {
             let is_cut = source.planned != source.built;
             let cut = if is_cut { format!(", built from {}", source.built) } else { String::new() };
-            setup.push(format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" ")));
+            lines.push(format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" ")));
             let Some(built) = record.get(&build.name, GateCommand::Build) else { continue };
-            bundles.extend(built.bundle.clone());
+            bundles.extend(built.bundle.as_deref());
             let then = match (built.again, &built.bundle) {
                 (true, _) => "stopped the build; its weights are synthetic, so it was built without gates",
                 (_, Some(_)) => "failed; the bundle is complete",
@@ -105,100 +111,26 @@ impl Command for Args {
             };
             remarks.extend(built.stopped.iter().map(|at| format!("{}: the gate {at} {then}", build.name)));
         }
+        lines.push(String::new());
+        let shown = rows.iter().map(|r| r.cells(builds.len() > 1));
+        let headings = ["figure", "unit", "the book's", "ours", "verdict"];
+        lines.extend(Table::ending_in_text(&headings).with_rows(shown).lines());
+        let unexplained = rows.iter().filter(|r| !r.explained).count();
+        if unexplained > 0 {
+            let of = ui::counted(rows.len(), "figure");
+            let differ = if unexplained == 1 { "differs" } else { "differ" };
+            lines.push(format!("{unexplained} of {of} {differ}, and the recipe does not say why"));
+        }
+        lines.extend(recipe.lesson.iter().map(|lesson| format!("\nLesson: {}", lesson.trim())));
+        lines.extend(remarks);
         if !self.dry_run {
             let folder = quoted(&folder);
-            remarks.push(format!("bundles and results are in {folder}; next: anemoe journal {folder}"));
+            lines.push(format!("bundles and results are in {folder}; next: anemoe journal {folder}"));
         }
-        let source = builds[0].source.planned.clone();
-        let Recipe { name, title, lesson, .. } = &recipe;
-        let (recipe, title, lesson) = (name.clone(), title.clone(), lesson.clone());
-        let run = RecipeRun { recipe, title, source, pass, bundles, verdicts, rows, setup, lesson, remarks };
-        Ok(Reproduced::Run(run))
-    }
-}
-
-/// Table of a recipe that ran, or a list.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum Reproduced {
-    Run(RecipeRun),
-    Recipes { recipes: Vec<ListedRecipe> },
-    Figures(&'static FigureTable),
-}
-
-#[derive(Serialize)]
-pub struct ListedRecipe {
-    name: String,
-    title: String,
-}
-
-/// Results of a recipe beside the book's.
-#[derive(Serialize)]
-pub struct RecipeRun {
-    recipe: String,
-    title: String,
-    /// The source that was planned, of the first build.
-    source: String,
-    pass: bool,
-    bundles: Vec<String>,
-    /// Number of rows with each verdict.
-    verdicts: BTreeMap<RowVerdict, usize>,
-    rows: Vec<FigureRow>,
-    /// A line for each build.
-    #[serde(skip)]
-    setup: Vec<String>,
-    #[serde(skip)]
-    lesson: Option<String>,
-    /// Lines below the table.
-    #[serde(skip)]
-    remarks: Vec<String>,
-}
-
-impl CommandReport for Reproduced {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            Reproduced::Run(run) => run.print(ui),
-            Reproduced::Recipes { recipes } => {
-                let rows = recipes.iter().map(|r| vec![r.name.clone(), r.title.clone()]);
-                Table::ending_in_text(&["recipe", "title"]).with_rows(rows).print(ui)
-            }
-            Reproduced::Figures(all) => {
-                let rows = all.figures.iter().map(|f| {
-                    let gates: Vec<&str> = f.gates.iter().map(|g| g.name()).collect();
-                    vec![f.name.clone(), f.unit.clone(), gates.join(", "), f.meaning.clone()]
-                });
-                Table::ending_in_text(&["figure", "unit", "from", "meaning"]).with_rows(rows).print(ui)
-            }
-        }
-    }
-
-    fn passed(&self) -> bool {
-        !matches!(self, Reproduced::Run(run) if !run.pass)
-    }
-}
-
-impl RecipeRun {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        self.setup.iter().try_for_each(|line| ui.line(line))?;
-        ui.line("")?;
-        let rows = self.rows.iter().map(|r| {
-            let of = if self.setup.len() > 1 { format!("{}: ", r.build) } else { String::new() };
-            let colon = if r.why.is_empty() { "" } else { ": " };
-            let said = format!("{}{colon}{}", <&str>::from(r.verdict), r.why);
-            let [book, ours] = r.shown.clone();
-            vec![of + r.figure, r.unit.into(), book, ours, said]
+        let document = json!({
+            "recipe": recipe.name, "title": recipe.title, "source": builds[0].source.planned, "pass": pass,
+            "bundles": bundles, "verdicts": verdicts, "rows": rows,
         });
-        let headings = ["figure", "unit", "the book's", "ours", "verdict"];
-        Table::ending_in_text(&headings).with_rows(rows).print(ui)?;
-        let unexplained = self.rows.iter().filter(|r| !r.explained).count();
-        if unexplained > 0 {
-            let of = ui::counted(self.rows.len(), "figure");
-            let differ = if unexplained == 1 { "differs" } else { "differ" };
-            ui.line(format!("{unexplained} of {of} {differ}, and the recipe does not say why"))?;
-        }
-        if let Some(lesson) = &self.lesson {
-            ui.line(format!("\nLesson: {}", lesson.trim()))?;
-        }
-        self.remarks.iter().try_for_each(|line| ui.line(line))
+        Ok(Page { document, passed: pass, lines })
     }
 }

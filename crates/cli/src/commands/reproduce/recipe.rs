@@ -4,7 +4,7 @@ use super::figure::{Bound, Figure, FigureNeeds};
 use crate::args::planning::PlanArgs;
 use crate::command::parser;
 use crate::error_report::sentence;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,19 +30,12 @@ const MAX_RECIPE_BYTES: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateCommand {
-    /// Sizes, counts and predicted placement of the whole model.
     Plan,
-    /// Gates of the representative shards, scale-out, gates of the whole.
     Build,
-    /// Placement of the packages.
     Check,
-    /// Logits and tokens; with `--probes`, shards.
     Validate,
-    /// Hidden states after every layer.
     Trace,
-    /// Text and drafts.
     Generate,
-    /// Speed.
     Bench,
 }
 
@@ -74,14 +67,13 @@ impl GateCommand {
         let mut takes_value = false;
         for word in words {
             let name = word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest));
-            if !name.map_or(takes_value && !word.starts_with('-'), is_allowed) {
-                bail!(
-                    "`{}` for `{}`: a recipe gives options as --NAME=VALUE, and none that names outputs or stores: what it \
-                     makes is in the folder of the run",
-                    word.escape_debug(),
-                    self.name()
-                );
-            }
+            ensure!(
+                name.map_or(takes_value && !word.starts_with('-'), is_allowed),
+                "`{}` for `{}`: a recipe gives options as --NAME=VALUE, and none that names outputs or stores: what it makes is in \
+                 the folder of the run",
+                word.escape_debug(),
+                self.name()
+            );
             takes_value = name.is_some() && !word.contains('=');
         }
         Ok(())
@@ -163,26 +155,19 @@ impl RecipeFigure {
 
     fn check(&self, recipe: &Recipe) -> anyhow::Result<()> {
         let Figure { unit, gates, .. } = self.figure;
-        match &self.unit {
-            None => bail!("it has no unit; it is given in {unit}"),
-            Some(given) if given != unit => bail!("it is given in {unit}, not in {given}"),
-            Some(_) => {}
-        }
-        let names: Vec<&str> = recipe.builds.iter().map(|b| b.name.as_str()).collect();
-        if let Some(wanted) = self.build.as_ref().filter(|wanted| !names.contains(&wanted.as_str())) {
-            bail!("no build is named `{wanted}`; there are: {}", names.join(", "));
-        }
-        if !gates.iter().any(|g| recipe.gates.contains(g)) {
-            let names: Vec<&str> = gates.iter().map(|g| g.name()).collect();
-            bail!("it comes from {}, and none of these is among the gates", names.join(", "));
-        }
-        match (&self.why, &self.ours) {
-            (None, Some(_)) => bail!("ours without why: say why it is another one than the book's"),
-            (Some(_), None) if self.needs() == FigureNeeds::Nothing => {
-                bail!("why without ours: a reason explains one difference, so say what ours is")
-            }
-            _ => Ok(()),
-        }
+        let given = self.unit.as_ref().with_context(|| format!("it has no unit; it is given in {unit}"))?;
+        ensure!(given == unit, "it is given in {unit}, not in {given}");
+        let builds: Vec<&str> = recipe.builds.iter().map(|b| b.name.as_str()).collect();
+        let build = recipe.build_of(self);
+        ensure!(builds.contains(&build), "no build is named `{build}`; there are: {}", builds.join(", "));
+        let names: Vec<&str> = gates.iter().map(|g| g.name()).collect();
+        let is_brought = gates.iter().any(|g| recipe.gates.contains(g));
+        ensure!(is_brought, "it comes from {}, and none of these is among the gates", names.join(", "));
+        let (has_why, has_ours) = (self.why.is_some(), self.ours.is_some());
+        ensure!(has_why || !has_ours, "ours without why: say why it is another one than the book's");
+        let may_lack_ours = has_ours || !has_why || self.needs() != FigureNeeds::Nothing;
+        ensure!(may_lack_ours, "why without ours: a reason explains one difference, so say what ours is");
+        Ok(())
     }
 }
 
@@ -233,35 +218,25 @@ impl Recipe {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        if self.builds.is_empty() {
-            bail!("there is no [[builds]]: a recipe builds its source at least once");
-        }
-        if self.layers == 0 {
-            bail!("layers = 0: a model has at least one");
-        }
+        ensure!(!self.builds.is_empty(), "there is no [[builds]]: a recipe builds its source at least once");
+        ensure!(self.layers > 0, "layers = 0: a model has at least one");
         for (i, RecipeBuild { name, options, gates, .. }) in self.builds.iter().enumerate() {
-            let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            if name.is_empty() || !name.chars().all(fits) || name.starts_with('.') {
-                bail!("build `{name}`: a name has letters, digits, `-`, `_` and `.`");
-            }
-            if self.builds[..i].iter().any(|b| b.name == *name) {
-                bail!("two builds are named `{name}`");
-            }
+            let is_plain = name.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_.".contains(c));
+            let fits = is_plain && !name.is_empty() && !name.starts_with('.');
+            ensure!(fits, "build `{name}`: a name has letters, digits, `-`, `_` and `.`");
+            ensure!(self.builds[..i].iter().all(|b| b.name != *name), "two builds are named `{name}`");
             let mut all = gates.iter().chain([(&GateCommand::Build, options)]);
             all.try_for_each(|(gate, words)| gate.check_options(words))
                 .with_context(|| format!("build `{name}`"))?;
         }
         self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
         for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
-            if !self.gates.contains(&GateCommand::Build) {
-                let gate = gate.name();
-                bail!("gate `{gate}` needs the bundle that `build` makes, which is not among the gates");
-            }
+            let (name, is_built) = (gate.name(), self.gates.contains(&GateCommand::Build));
+            ensure!(is_built, "gate `{name}` needs the bundle that `build` makes, which is not among the gates");
             // A prompt, or a golden of one.
-            let needs_prompt = !matches!(gate, GateCommand::Check | GateCommand::Bench);
-            if needs_prompt && self.prompt_ids.is_empty() {
-                bail!("gate `{}` needs prompt_ids", gate.name());
-            }
+            let has_prompt =
+                matches!(gate, GateCommand::Check | GateCommand::Bench) || !self.prompt_ids.is_empty();
+            ensure!(has_prompt, "gate `{name}` needs prompt_ids");
         }
         let mut figures = self.figures.iter();
         figures.try_for_each(|f| f.check(self).with_context(|| format!("figure `{}`", f.figure.name)))

@@ -1,24 +1,25 @@
 //! Builds of a recipe with their gates. The journal of the run's folder has an event for each gate of each build, so that an
 //! interrupted run goes on where it was.
 
+use super::figure::figures;
 use super::recipe::{GateCommand, Recipe, RecipeBuild};
 use super::rows::FigureRow;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::command::{complete, parse};
-use crate::commands::{bench, build, check, generate, golden, plan, trace, validate};
+use crate::commands::build;
+use crate::commands::step::run_command;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::ui::{self, Ui};
-use anemoe_bundle::journal::{self, Event, status};
+use anemoe_bundle::journal::{self, status};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
-use anemoe_convert::plan::Plan;
 use anemoe_gates::facts;
-use anemoe_gates::figures::NamedFigures;
-use anemoe_gates::gated::GateStage;
+use anemoe_gates::gated::{GateStage, GatedReport};
 use anemoe_io::Error;
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -44,13 +45,12 @@ impl Source {
         let planned = if planned.starts_with('-') { format!("./{planned}") } else { planned.to_string() };
         let is_synthetic = models::is_synthetic(&planned);
         let is_checkpoint = |path: &Path| matches!(PathKind::at(path), PathKind::Checkpoint | PathKind::Gguf);
-        if !is_synthetic && !is_checkpoint(&locate(path, Extent::Whole)?.path) {
-            bail!(
-                "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
-                recipe.name,
-                recipe.source.display()
-            );
-        }
+        ensure!(
+            is_synthetic || is_checkpoint(&locate(path, Extent::Whole)?.path),
+            "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
+            recipe.name,
+            recipe.source.display()
+        );
         let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
         let (cut, mut pairs): (Vec<&str>, Vec<&str>) =
             query.split('&').filter(|p| !p.is_empty()).partition(|pair| pair.starts_with("layers="));
@@ -70,7 +70,7 @@ impl Source {
 pub(super) struct GateRecord {
     gate: GateCommand,
     build: String,
-    figures: NamedFigures,
+    figures: BTreeMap<String, f64>,
     /// Absolute path of the bundle that was built.
     pub bundle: Option<String>,
     /// Gate that stopped the build, with the packages that failed there.
@@ -94,24 +94,20 @@ impl RunRecord {
         let events = journal::read(folder)?.events;
         let begun =
             facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
-        let is_same = |run: &Event| {
-            let mut deciding = ["recipe_sha256", "source"].iter();
-            run.version == env!("CARGO_PKG_VERSION")
-                && deciding.all(|key| run.facts.get(*key) == begun.get(*key))
-        };
         let place = folder.display();
-        match events.iter().find(|e| e.kind == RUN) {
-            Some(run) if is_same(run) => {}
-            Some(run) => bail!(
+        if let Some(run) = events.iter().find(|e| e.kind == RUN) {
+            let [own, known] = [&begun, &run.facts].map(|f| ["recipe_sha256", "source"].map(|key| f.get(key)));
+            ensure!(
+                run.version == env!("CARGO_PKG_VERSION") && own == known,
                 "{place}: holds a run by version {} of other builds, options or sources ({}, and this is of {source}); name another \
                  folder with --out, or remove it",
                 run.version,
-                run.facts.get("source").and_then(Value::as_str).unwrap_or_default()
-            ),
-            None if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) => {
-                bail!("{place}: is not empty, and holds no run of a recipe; name another folder with --out")
-            }
-            None => std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?,
+                known[1].and_then(Value::as_str).unwrap_or_default()
+            );
+        } else {
+            let is_empty = std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
+            ensure!(is_empty, "{place}: is not empty, and holds no run of a recipe; name another folder with --out");
+            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         }
         let intent = Some(recipe.intent.trim().to_string());
         let recorder = Recorder::new(&JournalArgs { intent, ..JournalArgs::default() }, RUN);
@@ -127,7 +123,7 @@ impl RunRecord {
 
     /// Returns a figure of a build, from the first of the gates that left it.
     pub fn figure(&self, build: &str, name: &str, gates: &[GateCommand]) -> Option<f64> {
-        gates.iter().filter_map(|gate| self.get(build, *gate)?.figures.0.get(name)).next().copied()
+        gates.iter().filter_map(|gate| self.get(build, *gate)?.figures.get(name)).next().copied()
     }
 
     fn add(&mut self, left: GateRecord, seconds: f64) {
@@ -200,59 +196,42 @@ impl<'a> BuildRun<'a> {
     }
 
     fn run_gate(&self, gate: GateCommand) -> anyhow::Result<GateRecord> {
-        let (name, words, ui) = (gate.name(), self.arguments(gate), &Ui::inner());
-        let figures = NamedFigures::default();
-        let build = self.build.name.clone();
-        let mut left = GateRecord { gate, build, figures, bundle: None, stopped: None, again: false };
-        let figures = &mut left.figures;
+        let (words, build) = (self.arguments(gate), self.build.name.clone());
+        let mut left =
+            GateRecord { gate, build, figures: BTreeMap::new(), bundle: None, stopped: None, again: false };
         if matches!(gate, GateCommand::Validate | GateCommand::Trace) {
             self.make_golden()?;
         }
-        match gate {
-            GateCommand::Plan => {
-                let report = complete(parse::<plan::Args>(name, &words)?, name, ui)?;
-                self.check_plan(&report.plan)?;
-                figures.plan(&report.plan, &report.placement, &report.outliers, &report.op_types);
-            }
-            GateCommand::Build => self.run_build(&words, &mut left)?,
-            GateCommand::Check => {
-                let report = complete(parse::<check::Args>(name, &words)?, name, ui)?;
-                report.into_placement().iter().for_each(|placement| figures.check(placement));
-            }
-            GateCommand::Validate => {
-                let report = complete(parse::<validate::Args>(name, &words)?, name, ui)?;
-                figures.validate(&report.goldens, report.probes.as_ref());
-            }
-            GateCommand::Trace => {
-                figures.trace(&complete(parse::<trace::Args>(name, &words)?, name, ui)?.found);
-            }
-            GateCommand::Generate => {
-                let report = complete(parse::<generate::Args>(name, &words)?, name, ui)?;
-                figures.generate(&report.prompt_ids, &report.generated);
-            }
-            GateCommand::Bench => {
-                complete(parse::<bench::Args>(name, &words)?, name, ui)?.figures(figures);
-            }
+        if gate == GateCommand::Build {
+            self.run_build(&words, &mut left)?;
+            return Ok(left);
         }
+        let document = run_command(gate.name(), &words)?.document;
+        if gate == GateCommand::Plan {
+            self.check_plan(&document)?;
+        }
+        left.figures = figures(gate, &facts::of(document));
         Ok(left)
     }
 
     /// Builds the source; without gates, if one on quality stops a synthetic source.
     fn run_build(&self, words: &[OsString], left: &mut GateRecord) -> anyhow::Result<()> {
-        let run = |words: &[OsString]| complete(parse::<build::Args>("build", words)?, "build", &Ui::inner());
-        let mut report = run(words)?.gated;
-        left.figures.build(&report);
-        left.stopped = report.stopped();
+        let run = |words: &[OsString], left: &mut GateRecord| -> anyhow::Result<GatedReport> {
+            let gated = complete(parse::<build::Args>("build", words)?, "build", &Ui::inner())?.gated;
+            left.figures.extend(figures(GateCommand::Build, &facts::of(serde_json::to_value(&gated)?)));
+            Ok(gated)
+        };
+        let mut gated = run(words, left)?;
+        left.stopped = gated.stopped();
         // Placement does not depend on weights: without gates, a synthetic model would fail in the same way.
         let of_placement = [GateStage::RepresentativeResidency, GateStage::Residency].map(Some);
-        let is_of_weights = report.failed.is_some() && !of_placement.contains(&report.failed);
-        left.again = self.source.is_synthetic && report.build.is_none() && is_of_weights;
+        let is_of_weights = gated.failed.is_some() && !of_placement.contains(&gated.failed);
+        left.again = self.source.is_synthetic && gated.build.is_none() && is_of_weights;
         if let Some(at) = left.stopped.as_ref().filter(|_| left.again) {
             ui::message(format!("{}: the gate {at} stopped it; on without gates", left.build));
-            report = run(&[words, &["--skip-gates".into()]].concat())?.gated;
-            left.figures.build(&report);
+            gated = run(&[words, &["--skip-gates".into()]].concat(), left)?;
         }
-        let bundle = report.build.map(|b| std::path::absolute(&b.bundle).unwrap_or(b.bundle));
+        let bundle = gated.build.map(|b| std::path::absolute(&b.bundle).unwrap_or(b.bundle));
         left.bundle = bundle.map(|b| b.display().to_string());
         Ok(())
     }
@@ -276,16 +255,14 @@ impl<'a> BuildRun<'a> {
     }
 
     /// Checks that the source is of the recipe's family, and has the layers that are to be built.
-    fn check_plan(&self, plan: &Plan) -> anyhow::Result<()> {
-        let (source, found) = (&self.source.planned, &plan.family);
-        if let Some(wanted) = self.recipe.family.as_ref().filter(|wanted| *wanted != found) {
-            bail!("{source}: is of the family {found}, and the recipe is for {wanted}");
-        }
-        let all = plan.shards.iter().filter_map(|s| s.layer).max().map_or(0, |last| last + 1);
-        match self.source.layers {
-            Some(layers) if layers > all => bail!("--layers {layers}: {source} has {all}"),
-            _ => Ok(()),
-        }
+    fn check_plan(&self, plan: &Value) -> anyhow::Result<()> {
+        let (source, found) = (&self.source.planned, plan["family"].as_str().unwrap_or_default());
+        let wanted = self.recipe.family.as_deref().unwrap_or(found);
+        ensure!(wanted == found, "{source}: is of the family {found}, and the recipe is for {wanted}");
+        let last = plan["shards"].as_array().into_iter().flatten().filter_map(|s| s["layer"].as_u64()).max();
+        let (all, layers) = (last.map_or(0, |last| last as usize + 1), self.source.layers.unwrap_or(0));
+        ensure!(layers <= all, "--layers {layers}: {source} has {all}");
+        Ok(())
     }
 
     /// Returns the path of the golden: one file for the recipe's source, and one for each build with its own.
@@ -311,7 +288,7 @@ impl<'a> BuildRun<'a> {
             .map(OsString::from)
             .to_vec();
         words.push(file.into());
-        complete(parse::<golden::Args>("golden", &words)?, "golden", &Ui::inner()).map(drop)
+        run_command("golden", &words).map(drop)
     }
 
     fn arguments(&self, gate: GateCommand) -> Vec<OsString> {

@@ -42,6 +42,17 @@ pub struct FigureRow {
     pub shown: [String; 2],
 }
 
+impl FigureRow {
+    /// Returns the cells of the row in a table; `names_build` where several builds are in it.
+    pub fn cells(&self, names_build: bool) -> Vec<String> {
+        let of = if names_build { format!("{}: ", self.build) } else { String::new() };
+        let colon = if self.why.is_empty() { "" } else { ": " };
+        let said = format!("{}{colon}{}", <&str>::from(self.verdict), self.why);
+        let [book, ours] = self.shown.clone();
+        vec![of + self.figure, self.unit.into(), book, ours, said]
+    }
+}
+
 /// Makes the rows of a recipe from what its gates left.
 pub(super) fn rows(recipe: &Recipe, record: &RunRecord, builds: &[BuildRun<'_>]) -> Vec<FigureRow> {
     let row = |of: &RecipeFigure| {

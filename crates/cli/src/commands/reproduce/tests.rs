@@ -1,6 +1,6 @@
-use super::figure::{Bound, Figure, TABLE};
-use super::recipe::{Recipe, built_in, open};
-use anemoe_gates::figures::NamedFigures;
+use super::figure::{Bound, Figure, TABLE, figures};
+use super::recipe::{GateCommand, Recipe, built_in, open};
+use anemoe_gates::facts;
 use anemoe_gates::trace::{Fidelity, LayerTrace, Trace};
 use anemoe_runtime::speculate::break_even;
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ fn every_figure_has_a_name_of_its_own_and_gates() {
     let names: BTreeSet<&str> = TABLE.figures.iter().map(|f| f.name.as_str()).collect();
     assert!(names.len() == TABLE.figures.len() && names.len() > 60);
     assert!(TABLE.figures.iter().all(|f| !f.gates.is_empty() && !f.meaning.is_empty()));
+    assert!(TABLE.figures.iter().all(|f| f.gates.iter().all(|gate| f.program(*gate).is_ok())));
     let said = Figure::find("shard_gb").err().unwrap();
     assert!(said.contains("`shard_gb`") && said.contains("shard_mb, "), "{said}");
 }
@@ -55,11 +56,11 @@ fn a_trace_gives_its_cascade() {
         positions: Vec::new(),
     };
     let read = |layers: Vec<LayerTrace>| {
-        let mut figures = NamedFigures::default();
-        figures.trace(&Trace { layers, f32_stream: false });
+        let document = serde_json::to_value(Trace { layers, f32_stream: false }).unwrap();
+        let figures = figures(GateCommand::Trace, &facts::of(document));
         let names = ["first", "middle", "last"].map(|name| format!("stack_cosine_{name}"));
         let names = names.into_iter().chain(["stack_cosine_min".into(), "stack_failed_layer".into()]);
-        names.map(|name| figures.0.get(&name).copied()).collect::<Vec<_>>()
+        names.map(|name| figures.get(&name).copied()).collect::<Vec<_>>()
     };
     let whole = [(0, 1.0, 1.0), (1, 0.99, 0.998), (2, 0.98, 0.99), (3, 0.96, 0.98), (4, 0.9, 0.95)];
     let some = |values: [f64; 5]| values.map(Some).to_vec();
