@@ -2,13 +2,12 @@
 
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -34,9 +33,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = CalibrationReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<CalibrationReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let started = Instant::now();
         self.overwrite.output(&self.out)?;
         let checkpoint = self.reading.open(&self.checkpoint)?;
@@ -44,29 +43,12 @@ impl Command for Args {
         let bar = ui.bar(0, "layers");
         let found = moments(&checkpoint, &windows, &mut || bar.inc(1))?;
         Importance::write(&self.out, &found)?;
-        Ok(CalibrationReport {
-            path: self.out.display().to_string(),
-            tensors: found.len(),
-            tokens: windows.iter().map(Vec::len).sum(),
-            windows: windows.len(),
-            seconds: started.elapsed().as_secs_f64(),
-        })
-    }
-}
-
-/// Importances that were written.
-#[derive(Serialize)]
-pub struct CalibrationReport {
-    path: String,
-    tensors: usize,
-    tokens: usize,
-    windows: usize,
-    seconds: f64,
-}
-
-impl CommandReport for CalibrationReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        let CalibrationReport { path, tensors, tokens, seconds, .. } = self;
-        ui.line(format!("{path}: inputs of {tensors} tensors over {tokens} tokens, in {seconds:.1} s"))
+        let (path, seconds) = (self.out.display().to_string(), started.elapsed().as_secs_f64());
+        let (tensors, tokens) = (found.len(), windows.iter().map(Vec::len).sum::<usize>());
+        let line = format!("{path}: inputs of {tensors} tensors over {tokens} tokens, in {seconds:.1} s");
+        let windows = windows.len();
+        let document =
+            json!({"path": path, "tensors": tensors, "tokens": tokens, "windows": windows, "seconds": seconds});
+        Ok(Page::new(document, [line]))
     }
 }

@@ -1,10 +1,9 @@
 //! `anemoe completions`
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::ui::Ui;
 use clap_complete::Shell;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 
 /// Print the completions of a shell.
 #[derive(clap::Args)]
@@ -18,24 +17,13 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = Completions;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<Completions> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut crate::command_line(), "anemoe", &mut script);
-        Ok(Completions { shell: self.shell.to_string(), script: String::from_utf8(script)? })
-    }
-}
-
-/// Completions of a shell.
-#[derive(Serialize)]
-pub struct Completions {
-    shell: String,
-    script: String,
-}
-
-impl CommandReport for Completions {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.part(&self.script)
+        let script = String::from_utf8(script)?;
+        let document = json!({"shell": self.shell.to_string(), "script": script});
+        Ok(Page::new(document, [script.trim_end()]))
     }
 }

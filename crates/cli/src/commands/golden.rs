@@ -2,13 +2,12 @@
 
 use crate::args::prompt::PromptArgs;
 use crate::args::reading::Reading;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::gate_reference::with_bar;
 use crate::ui::Ui;
 use anemoe_gates::checkpoint_text::{bos, tokenizer};
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -38,41 +37,21 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = GoldenReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<GoldenReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let started = Instant::now();
         self.overwrite.output(&self.out)?;
         let checkpoint = self.reading.open(&self.checkpoint)?;
         let prompt = self.prompt.ids(|| Ok(tokenizer(&checkpoint)?), bos(&checkpoint))?;
         let golden = with_bar(&checkpoint, &prompt, self.decode, ui)?;
         golden.write(&self.out)?;
-        Ok(GoldenReport {
-            path: self.out.display().to_string(),
-            prompt_ids: golden.prompt_ids,
-            decode_tokens: golden.decode_tokens,
-            seconds: started.elapsed().as_secs_f64(),
-        })
-    }
-}
-
-/// A golden that was written.
-#[derive(Serialize)]
-pub struct GoldenReport {
-    path: String,
-    prompt_ids: Vec<u32>,
-    decode_tokens: Vec<u32>,
-    seconds: f64,
-}
-
-impl CommandReport for GoldenReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!(
-            "{}: {} prompt tokens, {} decoded, in {:.1} s",
-            self.path,
-            self.prompt_ids.len(),
-            self.decode_tokens.len(),
-            self.seconds
-        ))
+        let (path, seconds) = (self.out.display().to_string(), started.elapsed().as_secs_f64());
+        let (prompt, decoded) = (golden.prompt_ids, golden.decode_tokens);
+        let counts = format!("{} prompt tokens, {} decoded", prompt.len(), decoded.len());
+        let line = format!("{path}: {counts}, in {seconds:.1} s");
+        let document =
+            json!({"path": path, "prompt_ids": prompt, "decode_tokens": decoded, "seconds": seconds});
+        Ok(Page::new(document, [line]))
     }
 }

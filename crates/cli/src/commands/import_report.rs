@@ -1,14 +1,13 @@
 //! `anemoe import-report`
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::shell::quoted;
 use crate::ui::{Table, Ui};
-use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::residency::outcomes::cells::OutcomeCells;
+use anemoe_coreml::SystemFacts;
 use anemoe_io::Error;
 use anemoe_mac::{MacReport, ReportFindings, ReportSystem, add_evidence};
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Turn the report of a Mac into evidence.
@@ -33,9 +32,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = ImportedReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<ImportedReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let report = MacReport::read(&self.report)?;
         let found = ReportFindings::of(&report)
             .map_err(|what| Error::invalid(&self.report, format!("report: {what}")))?;
@@ -44,73 +43,36 @@ impl Command for Args {
             return Err(Error::unsupported(&self.report, what).into());
         }
         let already = add_evidence(&report, &found, &self.evidence)?;
-        let ReportFindings { rows, profile: chip, left_out, .. } = found;
-        let added =
-            AddedFigures { rows: if already { 0 } else { rows.len() }, chip: chip.is_some() && !already };
-        Ok(ImportedReport {
-            folder: self.evidence.join(&report.name),
-            evidence: self.evidence,
-            report: report.name,
-            generator: report.generator,
-            already,
-            added,
-            rows,
-            chip,
-            left_out,
-            system: report.system,
-        })
-    }
-}
-
-/// Evidence that a report gave.
-#[derive(Serialize)]
-pub struct ImportedReport {
-    report: String,
-    #[serde(skip)]
-    generator: String,
-    #[serde(skip)]
-    evidence: PathBuf,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    folder: PathBuf,
-    already: bool,
-    added: AddedFigures,
-    rows: Vec<OutcomeCells>,
-    chip: Option<ChipProfile>,
-    left_out: Vec<String>,
-    system: ReportSystem,
-}
-
-#[derive(Serialize)]
-struct AddedFigures {
-    rows: usize,
-    chip: bool,
-}
-
-impl CommandReport for ImportedReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        let ReportSystem { system, model, .. } = &self.system;
-        let (chip, os, build) = (&system.chip, &system.os, &system.build);
-        ui.line(format!("{}: {model} on {chip}, {os} ({build}), {}", self.report, self.generator))?;
-        let folder = self.folder.display();
-        if self.already {
-            ui.line(format!("{folder} is there already: nothing was added"))?;
+        let ReportFindings { rows, profile: chip, left_out } = found;
+        let folder = self.evidence.join(&report.name).display().to_string();
+        let ReportSystem { system, model, .. } = &report.system;
+        let SystemFacts { chip: on, os, build, .. } = system;
+        let mut lines = vec![format!("{}: {model} on {on}, {os} ({build}), {}", report.name, report.generator)];
+        if already {
+            lines.push(format!("{folder} is there already: nothing was added"));
         } else {
             let cells = |row: &OutcomeCells| {
                 ["id", "label", "name"].map(|name| row.get(name).cloned().unwrap_or_default()).to_vec()
             };
-            if !self.rows.is_empty() {
-                Table::ending_in_text(&["row", "label", "package"])
-                    .with_rows(self.rows.iter().map(cells))
-                    .print(ui)?;
+            if !rows.is_empty() {
+                let table = Table::ending_in_text(&["row", "label", "package"]);
+                lines.extend(table.with_rows(rows.iter().map(cells)).lines());
             }
-            if let Some(p) = &self.chip {
+            if let Some(p) = &chip {
                 let (ms, source) = (p.call_ms.likely, &p.call_ms.source);
-                ui.line(format!("chip {}: a call {ms:.3} ms ({source})", p.base_name()))?;
+                lines.push(format!("chip {}: a call {ms:.3} ms ({source})", p.base_name()));
             }
-            let chip = if self.added.chip { " and a profile of the chip" } else { "" };
-            ui.line(format!("added {} rows{chip} to {folder}", self.added.rows))?;
+            let profile = if chip.is_some() { " and a profile of the chip" } else { "" };
+            lines.push(format!("added {} rows{profile} to {folder}", rows.len()));
         }
-        self.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?;
-        ui.line(format!("next: anemoe check BUNDLE --evidence {}", quoted(&self.evidence)))
+        lines.extend(left_out.iter().map(|what| format!("left out: {what}")));
+        lines.push(format!("next: anemoe check BUNDLE --evidence {}", quoted(&self.evidence)));
+        let added =
+            json!({"rows": if already { 0 } else { rows.len() }, "chip": chip.is_some() && !already});
+        let document = json!({
+            "report": report.name, "folder": folder, "already": already, "added": added, "rows": rows, "chip": chip,
+            "left_out": left_out, "system": report.system,
+        });
+        Ok(Page::new(document, lines))
     }
 }

@@ -83,9 +83,8 @@ impl Command for Args {
             let event = Event { of, version, rest: texts, ..Event::new("note", "") };
             let event = journal::append(folder, event)?;
             let entry = event.of.as_ref().unwrap_or(&event.id);
-            let lines = vec![format!("added to entry {entry}")];
-            let document = json!({"bundle": bundle, "entry": entry, "event": event});
-            return Ok(Page { document, passed: true, lines });
+            let line = format!("added to entry {entry}");
+            return Ok(Page::new(json!({"bundle": bundle, "entry": entry, "event": event}), [line]));
         }
         let mut lines = vec![format!("# Journal of {bundle}")];
         if found.is_empty() {
@@ -101,8 +100,7 @@ impl Command for Args {
             let quoted = quoted(folder);
             format!("\nTo write the rest: anemoe journal {quoted} --entry {id} --lesson TEXT")
         }));
-        let document = json!({"bundle": bundle, "torn": journal.torn, "entries": found});
-        Ok(Page { document, passed: true, lines })
+        Ok(Page::new(json!({"bundle": bundle, "torn": journal.torn, "entries": found}), lines))
     }
 }
 

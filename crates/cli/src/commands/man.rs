@@ -1,12 +1,11 @@
 //! `anemoe man`
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_io::Error;
 use clap_mangen::Man;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Print the manual page, or write the pages of all commands.
@@ -21,12 +20,15 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = ManReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<ManReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let mut root = crate::command_line();
         root.build();
-        let Some(folder) = self.out else { return Ok(ManReport::Page { page: page(root)? }) };
+        let Some(folder) = self.out else {
+            let page = page(root)?;
+            return Ok(Page::new(json!({"page": page}), [page.trim_end()]));
+        };
         std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, source))?;
         let mut pages = Vec::new();
         collect(&root, &mut pages)?;
@@ -38,25 +40,10 @@ impl Command for Args {
                 .write(|file| std::io::Write::write_all(file, text.as_bytes()))
                 .map_err(|e| Error::io(&path, e))?;
         }
-        let pages = pages.into_iter().map(|(name, _)| name).collect();
-        Ok(ManReport::Folder { folder: folder.display().to_string(), pages })
-    }
-}
-
-/// The manual page, or the names of those that were written.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum ManReport {
-    Page { page: String },
-    Folder { folder: String, pages: Vec<String> },
-}
-
-impl CommandReport for ManReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            ManReport::Page { page } => ui.part(page),
-            ManReport::Folder { folder, pages } => ui.line(format!("{folder}: {} pages", pages.len())),
-        }
+        let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
+        let folder = folder.display().to_string();
+        let line = format!("{folder}: {} pages", names.len());
+        Ok(Page::new(json!({"folder": folder, "pages": names}), [line]))
     }
 }
 

@@ -5,7 +5,7 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::path_kind::PathKind;
@@ -13,8 +13,7 @@ use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::model::Model;
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -37,9 +36,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = PerplexityReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<PerplexityReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let path = self.model.as_path();
         let bundle = match PathKind::at(&locate(path, Extent::Whole)?.path) {
             PathKind::Bundle => true,
@@ -73,46 +72,18 @@ impl Command for Args {
             bar.finish_and_clear();
             (windows, likelihood?, started.elapsed().as_secs_f64())
         };
-        Ok(PerplexityReport {
-            model: path.display().to_string(),
-            kind: if bundle { "bundle" } else { "checkpoint" },
-            perplexity: likelihood.perplexity(),
-            nll: likelihood.nll / likelihood.tokens as f64,
-            tokens: likelihood.tokens,
-            windows: windows.len(),
-            context: self.text.context,
-            seconds,
-            tok_s: likelihood.tokens as f64 / seconds.max(1e-9),
-        })
-    }
-}
-
-/// Likelihood of a text.
-#[derive(Serialize)]
-pub struct PerplexityReport {
-    model: String,
-    kind: &'static str,
-    perplexity: f64,
-    /// Nats per token.
-    nll: f64,
-    tokens: u64,
-    windows: usize,
-    /// Most tokens of a window.
-    context: usize,
-    seconds: f64,
-    tok_s: f64,
-}
-
-impl CommandReport for PerplexityReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!(
-            "perplexity {:.4} ({:.5} nats per token) over {} in {} of at most {}; {:.0} tok/s",
-            self.perplexity,
-            self.nll,
-            ui::counted(self.tokens, "token"),
-            ui::counted(self.windows, "window"),
-            self.context,
-            self.tok_s
-        ))
+        let (perplexity, tokens, context) = (likelihood.perplexity(), likelihood.tokens, self.text.context);
+        let (nll, tok_s) = (likelihood.nll / tokens as f64, tokens as f64 / seconds.max(1e-9));
+        let line = format!(
+            "perplexity {perplexity:.4} ({nll:.5} nats per token) over {} in {} of at most {context}; {tok_s:.0} tok/s",
+            ui::counted(tokens, "token"),
+            ui::counted(windows.len(), "window"),
+        );
+        // Context: most tokens of a window; nll: nats per token.
+        let document = json!({
+            "model": path.display().to_string(), "kind": if bundle { "bundle" } else { "checkpoint" }, "perplexity": perplexity,
+            "nll": nll, "tokens": tokens, "windows": windows.len(), "context": context, "seconds": seconds, "tok_s": tok_s,
+        });
+        Ok(Page::new(document, [line]))
     }
 }

@@ -1,15 +1,16 @@
 //! `anemoe pull`
 
 use crate::args::store_args::{OpenStore, StoreArgs, transfer_bar};
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, Chain, Error};
 use anemoe_convert::build::{BundleFiles, bundle_files};
+use anemoe_gates::facts;
 use anemoe_gates::integrity::{self, Hashes};
-use anemoe_hub::{BringReport, BundleManifest, bring_bundle, bundle_names, read_manifest};
-use serde::Serialize;
+use anemoe_hub::{BundleManifest, bring_bundle, bundle_names, read_manifest};
+use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -36,9 +37,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = PullReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<PullReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let store = OpenStore::open(&self.store, self.options.name.as_deref(), &self.bundle)?;
         let objects = store.objects.as_ref();
         let key = BundleManifest::key(&store.name, None);
@@ -77,35 +78,20 @@ impl Command for Args {
         let own = [JOURNAL_FILE];
         let brought =
             bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &show)?;
-        let (store, name, bundle) = (store.shown, store.name, self.bundle.display().to_string());
-        Ok(PullReport { store, name, bundle, brought })
-    }
-}
-
-/// A bundle that was fetched.
-#[derive(Serialize)]
-pub struct PullReport {
-    store: String,
-    name: String,
-    bundle: String,
-    #[serde(flatten)]
-    brought: BringReport,
-}
-
-impl CommandReport for PullReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        let brought = &self.brought;
+        let bundle = self.bundle.display().to_string();
         let rate = brought.bytes_fetched as f64 / brought.seconds.max(1e-9);
-        ui.line(format!(
-            "{}: {} files, {}; {} fetched in {:.1} s ({}/s), {} there already",
-            self.bundle,
+        let line = format!(
+            "{bundle}: {} files, {}; {} fetched in {:.1} s ({}/s), {} there already",
             brought.files,
             ui::bytes(brought.bytes),
             ui::bytes(brought.bytes_fetched),
             brought.seconds,
             ui::bytes(rate as u64),
             ui::bytes(brought.bytes_there)
-        ))
+        );
+        let mut document = json!({"store": store.shown, "name": store.name, "bundle": bundle});
+        document.as_object_mut().into_iter().for_each(|all| all.extend(facts::of(json!(brought))));
+        Ok(Page::new(document, [line]))
     }
 }
 

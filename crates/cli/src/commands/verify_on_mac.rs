@@ -3,23 +3,20 @@
 use super::quickstart::find_model;
 use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::shell::quoted;
 use crate::ui::{Table, Ui, duration};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::quant::Quant;
-use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
 use anemoe_mac::{
-    MacReport, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification, report_entries,
+    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification, report_entries,
     write_archive,
 };
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use serde::Serialize;
-use serde_json::Value;
-use std::io;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Measure everything that only a Mac can, and put it into one file.
@@ -77,11 +74,11 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = VerifyReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<VerifyReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         if self.dry_run {
-            return Ok(self.list_stages());
+            return Ok(list_stages(&self.stages));
         }
         anemoe_coreml::available().context("verify-on-mac runs packages on the Neural Engine")?;
         let system = anemoe_coreml::system_facts().context(
@@ -124,101 +121,37 @@ impl Command for Args {
         let entries = report_entries(&verification.about, &records, &verification.work, &words)?;
         write_archive(&output, &entries)?;
         let failed = records.iter().filter(|(r, _)| r.ended.end.is_failure()).count();
-        Ok(VerifyReport::Ran {
-            out: self.out,
-            work,
-            system: verification.about.system,
-            failed,
-            stages: records.into_iter().map(stage_end).collect(),
-            entries: entries.into_keys().collect(),
-        })
+        let rows = records.iter().map(|(StageRecord { stage, seconds, ended }, reused)| {
+            let took = if ended.end == End::Skipped { String::new() } else { duration(*seconds) };
+            let by_another = if *reused { "(by an earlier run)" } else { "" };
+            let note = format!("{} {by_another}", ended.reason).trim().to_string();
+            vec![stage.clone(), ended.end.word().into(), took, note]
+        });
+        let mut lines = Table::ending_in_text(&["stage", "end", "took", ""]).with_rows(rows).lines();
+        lines.push(format!(
+            "{}: the report, without folders, users and hosts; on any machine: anemoe import-report {} --evidence evidence",
+            self.out.display(),
+            quoted(&self.out)
+        ));
+        let stages = records.iter().map(|(r, reused)| {
+            json!({"stage": r.stage, "seconds": r.seconds, "end": r.ended.end, "reason": r.ended.reason, "reused": reused})
+        });
+        let document = json!({
+            "out": self.out.display().to_string(), "work": work.display().to_string(), "system": verification.about.system,
+            "failed": failed, "stages": stages.collect::<Vec<_>>(), "entries": entries.into_keys().collect::<Vec<_>>(),
+        });
+        Ok(Page { passed: failed == 0, ..Page::new(document, lines) })
     }
 }
 
-/// Ends of the stages, or their list.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum VerifyReport {
-    Ran {
-        #[serde(serialize_with = "anemoe_bundle::path_text")]
-        out: PathBuf,
-        #[serde(serialize_with = "anemoe_bundle::path_text")]
-        work: PathBuf,
-        system: SystemFacts,
-        failed: usize,
-        stages: Vec<StageEnd>,
-        entries: Vec<String>,
-    },
-    DryRun {
-        dry_run: bool,
-        stages: Vec<ListedStage>,
-        cannot_run_here: Option<String>,
-    },
-}
-
-/// A record without its document.
-#[derive(Serialize)]
-pub struct StageEnd {
-    #[serde(flatten)]
-    record: StageRecord,
-    reused: bool,
-}
-
-/// A stage that would run.
-#[derive(Serialize)]
-pub struct ListedStage {
-    stage: &'static str,
-    what: &'static str,
-}
-
-impl Args {
-    fn list_stages(&self) -> VerifyReport {
-        let wanted = |name: &str| self.stages.is_empty() || self.stages.iter().any(|s| s == name);
-        let stages = STAGES.iter().filter(|stage| wanted(stage.name));
-        VerifyReport::DryRun {
-            dry_run: true,
-            stages: stages.map(|s| ListedStage { stage: s.name, what: s.what }).collect(),
-            cannot_run_here: anemoe_coreml::available().err().map(|e| e.to_string()),
-        }
-    }
-}
-
-impl CommandReport for VerifyReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            VerifyReport::Ran { out, stages, .. } => {
-                print(stages, ui)?;
-                ui.line(format!(
-                    "{}: the report, without folders, users and hosts; on any machine: anemoe import-report {} --evidence evidence",
-                    out.display(),
-                    quoted(out)
-                ))
-            }
-            VerifyReport::DryRun { stages, cannot_run_here, .. } => {
-                let rows = stages.iter().map(|s| [s.stage, s.what].map(String::from).to_vec());
-                Table::ending_in_text(&["stage", ""]).with_rows(rows).print(ui)?;
-                cannot_run_here.iter().try_for_each(|why| ui.line(format!("it cannot run here: {why}")))
-            }
-        }
-    }
-
-    fn passed(&self) -> bool {
-        !matches!(self, VerifyReport::Ran { failed, .. } if *failed > 0)
-    }
-}
-
-/// Leaves the document of a record out.
-fn stage_end((mut record, reused): (StageRecord, bool)) -> StageEnd {
-    record.ended.document = Value::Null;
-    StageEnd { record, reused }
-}
-
-fn print(stages: &[StageEnd], ui: &Ui) -> io::Result<()> {
-    let rows = stages.iter().map(|StageEnd { record: StageRecord { stage, seconds, ended }, reused }| {
-        let took = if ended.end == End::Skipped { String::new() } else { duration(*seconds) };
-        let by_another = if *reused { "(by an earlier run)" } else { "" };
-        let note = format!("{} {by_another}", ended.reason).trim().to_string();
-        vec![stage.clone(), ended.end.word().into(), took, note]
-    });
-    Table::ending_in_text(&["stage", "end", "took", ""]).with_rows(rows).print(ui)
+/// Lists the stages that would run.
+fn list_stages(wanted: &[String]) -> Page {
+    let is_wanted = |stage: &&MacStage| wanted.is_empty() || wanted.iter().any(|name| name == stage.name);
+    let stages: Vec<&MacStage> = STAGES.iter().filter(is_wanted).collect();
+    let cannot = anemoe_coreml::available().err().map(|e| e.to_string());
+    let rows = stages.iter().map(|s| [s.name, s.what].map(String::from).to_vec());
+    let mut lines = Table::ending_in_text(&["stage", ""]).with_rows(rows).lines();
+    lines.extend(cannot.iter().map(|why| format!("it cannot run here: {why}")));
+    let listed: Vec<Value> = stages.iter().map(|s| json!({"stage": s.name, "what": s.what})).collect();
+    Page::new(json!({"dry_run": true, "stages": listed, "cannot_run_here": cannot}), lines)
 }

@@ -7,8 +7,8 @@ mod stop_strings;
 mod template;
 mod thoughts;
 
-pub use jinja::Jinja;
 pub use history::{History, Overflow, Turn};
+pub use jinja::Jinja;
 pub use prompt_text::PromptText;
 pub use stop_strings::StopStrings;
 pub use template::ChatTemplate;

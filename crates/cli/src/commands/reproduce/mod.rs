@@ -62,8 +62,7 @@ impl Command for Args {
             let rows = recipes.iter().map(|r| vec![r.name.clone(), r.title.clone()]);
             let table = Table::ending_in_text(&["recipe", "title"]).with_rows(rows);
             let listed = recipes.iter().map(|r| json!({"name": r.name, "title": r.title}));
-            let document = json!({"recipes": listed.collect::<Vec<_>>()});
-            return Ok(Page { document, passed: true, lines: table.lines() });
+            return Ok(Page::new(json!({"recipes": listed.collect::<Vec<_>>()}), table.lines()));
         }
         if self.figures {
             let figures = &figure::TABLE.figures;
@@ -72,8 +71,7 @@ impl Command for Args {
                 vec![f.name.clone(), f.unit.clone(), gates.join(", "), f.meaning.clone()]
             });
             let table = Table::ending_in_text(&["figure", "unit", "from", "meaning"]).with_rows(rows);
-            let document = json!({"figures": figures});
-            return Ok(Page { document, passed: true, lines: table.lines() });
+            return Ok(Page::new(json!({"figures": figures}), table.lines()));
         }
         let recipe = recipe::open(&self.recipe.context("which recipe? anemoe reproduce --list")?)?;
         let folder = self.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
@@ -96,7 +94,7 @@ impl Command for Args {
         let pass = is_finished && rows.iter().all(|r| r.explained);
         record.end(pass, &rows, recipe.lesson.as_ref());
         let mut verdicts: BTreeMap<&str, usize> = BTreeMap::new();
-        rows.iter().for_each(|r| *verdicts.entry(r.verdict.into()).or_default() += 1);
+        rows.iter().for_each(|r| *verdicts.entry(r.verdict).or_default() += 1);
         let (mut lines, mut bundles, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
         for BuildRun { build, source, .. } in &builds {
             let is_cut = source.planned != source.built;
@@ -131,6 +129,6 @@ impl Command for Args {
             "recipe": recipe.name, "title": recipe.title, "source": builds[0].source.planned, "pass": pass,
             "bundles": bundles, "verdicts": verdicts, "rows": rows,
         });
-        Ok(Page { document, passed: pass, lines })
+        Ok(Page { passed: pass, ..Page::new(document, lines) })
     }
 }

@@ -6,22 +6,12 @@ use super::recipe_run::{BuildRun, RunRecord};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Verdict of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(into = "&'static str")]
-pub enum RowVerdict {
-    Agrees,
-    Differs,
-    NeedsMac,
-    NeedsWeights,
-    NotRun,
-}
-
-impl From<RowVerdict> for &'static str {
-    fn from(verdict: RowVerdict) -> &'static str {
-        ["agrees", "differs", "needs a Mac", "needs the real weights", "not run"][verdict as usize]
-    }
-}
+// Verdicts.
+const AGREES: &str = "agrees";
+const DIFFERS: &str = "differs";
+const NEEDS_MAC: &str = "needs a Mac";
+const NEEDS_WEIGHTS: &str = "needs the real weights";
+const NOT_RUN: &str = "not run";
 
 /// One figure of a recipe.
 #[derive(Serialize)]
@@ -33,7 +23,7 @@ pub struct FigureRow {
     /// Source of the book's figure.
     pub from: String,
     pub ours: Option<f64>,
-    pub verdict: RowVerdict,
+    pub verdict: &'static str,
     pub why: String,
     /// True if the figure agrees, was not compared, or differs as the recipe says.
     pub explained: bool,
@@ -47,7 +37,7 @@ impl FigureRow {
     pub fn cells(&self, names_build: bool) -> Vec<String> {
         let of = if names_build { format!("{}: ", self.build) } else { String::new() };
         let colon = if self.why.is_empty() { "" } else { ": " };
-        let said = format!("{}{colon}{}", <&str>::from(self.verdict), self.why);
+        let said = format!("{}{colon}{}", self.verdict, self.why);
         let [book, ours] = self.shown.clone();
         vec![of + self.figure, self.unit.into(), book, ours, said]
     }
@@ -59,7 +49,7 @@ pub(super) fn rows(recipe: &Recipe, record: &RunRecord, builds: &[BuildRun<'_>])
         let run = builds.iter().find(|run| run.build.name == recipe.build_of(of))?;
         let found = record.figure(&run.build.name, &of.figure.name, &of.figure.gates);
         let (verdict, why) = judge(of, found, run);
-        let ours = found.filter(|_| verdict != RowVerdict::NeedsMac);
+        let ours = found.filter(|_| verdict != NEEDS_MAC);
         let expected = of.ours.as_ref().zip(ours).is_some_and(|(bound, x)| of.figure.keeps(bound, x));
         let ours_shown = ours.map_or_else(|| "-".into(), |x| of.figure.show(x));
         Some(FigureRow {
@@ -71,7 +61,7 @@ pub(super) fn rows(recipe: &Recipe, record: &RunRecord, builds: &[BuildRun<'_>])
             ours,
             verdict,
             why,
-            explained: expected || verdict != RowVerdict::Differs,
+            explained: expected || verdict != DIFFERS,
             shown: [of.book.text.clone(), ours_shown],
         })
     };
@@ -80,26 +70,26 @@ pub(super) fn rows(recipe: &Recipe, record: &RunRecord, builds: &[BuildRun<'_>])
 
 /// Compares what was found with the book's figure. A prediction or a figure of this processor is no figure of the Neural
 /// Engine.
-fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (RowVerdict, String) {
+fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (&'static str, String) {
     let why = f.why().to_string();
     let join = |said: &str| if why.is_empty() { said.to_string() } else { format!("{said}; {why}") };
     let (is_synthetic, reason) = (run.source.is_synthetic, run.unfinished.as_deref());
     match (f.needs(), found) {
-        (FigureNeeds::Mac, None) => (RowVerdict::NeedsMac, why),
+        (FigureNeeds::Mac, None) => (NEEDS_MAC, why),
         (FigureNeeds::Mac, Some(x)) => {
             let here = match run.source.layers {
                 _ if f.figure.gates.contains(&GateCommand::Plan) => "predicted here".to_string(),
                 Some(layers) => format!("on this CPU, {layers} of the model's layers"),
                 None => "on this CPU".into(),
             };
-            (RowVerdict::NeedsMac, join(&format!("{here}: {} {}", f.figure.show(x), f.figure.unit)))
+            (NEEDS_MAC, join(&format!("{here}: {} {}", f.figure.show(x), f.figure.unit)))
         }
         (FigureNeeds::Weights, None) if is_synthetic => {
-            (RowVerdict::NeedsWeights, reason.map_or(why.clone(), join))
+            (NEEDS_WEIGHTS, reason.map_or(why.clone(), join))
         }
-        (FigureNeeds::Weights, _) if is_synthetic => (RowVerdict::NeedsWeights, why),
-        (_, None) => (RowVerdict::NotRun, reason.unwrap_or("no gate of the recipe brought it").into()),
-        (_, Some(x)) if f.figure.keeps(&f.book, x) => (RowVerdict::Agrees, String::new()),
+        (FigureNeeds::Weights, _) if is_synthetic => (NEEDS_WEIGHTS, why),
+        (_, None) => (NOT_RUN, reason.unwrap_or("no gate of the recipe brought it").into()),
+        (_, Some(x)) if f.figure.keeps(&f.book, x) => (AGREES, String::new()),
         // A reason without a figure of ours is about other weights or another machine.
         (_, Some(x)) => {
             let by = (x / f.ours.as_ref().unwrap_or(&f.book).value - 1.0) * 100.0;
@@ -109,7 +99,7 @@ fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (RowVerdic
                 Some(ours) => format!("{by}not explained, which would be {} here: {why}", ours.text),
                 None => format!("{by}not explained"),
             };
-            (RowVerdict::Differs, said)
+            (DIFFERS, said)
         }
     }
 }
