@@ -32,7 +32,7 @@ pub struct GateOptions<'a> {
     /// True to skip the gates, and record them as skipped.
     pub skip_gates: bool,
     /// Cosine that shards have to reach at every position, and logits in the median.
-    pub min_cosine: f64,
+    pub cosine_bound: f64,
     /// Text over which the whole is compared with the checkpoint.
     pub text: &'a GateText,
     /// Bounds of that comparison.
@@ -299,8 +299,8 @@ fn stages(
     let mut report = GatedReport::new(Some(needs));
     build.host_files()?;
     let is_part = build.own_shards().len() < plan.shards.len();
-    let min_cosine = Some(options.min_cosine);
-    let gates = |representative, full_stack| Gates { representative, full_stack, min_cosine };
+    let cosine_bound = Some(options.cosine_bound);
+    let gates = |representative, full_stack| Gates { representative, full_stack, cosine_bound };
     if options.skip_gates {
         build.note_skipped()?;
         on_event(GatedEvent::Stage(GateStage::Shards));
@@ -327,7 +327,7 @@ fn stages(
         golden: &golden,
         also: options.also,
         given: options.reference_given,
-        min_cosine: options.min_cosine,
+        cosine_bound: options.cosine_bound,
         origin: Some((build.family(), options.text)),
         bounds: options.bounds,
     };
@@ -389,7 +389,7 @@ fn first_shards(
         bos: options.bos.filter(|_| options.reference_given),
     };
     let package = |s: &PlannedShard| build.package(s);
-    let found = probe::probe(&site, &sorts, &package, &inputs, options.min_cosine, &mut |_| ())?;
+    let found = probe::probe(&site, &sorts, &package, &inputs, options.cosine_bound, &mut |_| ())?;
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
@@ -398,7 +398,7 @@ fn first_shards(
 
     on_event(GatedEvent::Stage(GateStage::LayerProbes));
     build.shards(&sample.indices, options.jobs, &on_build)?;
-    let probes = probe_layers(build, &site, &sample, &inputs, options.min_cosine)?;
+    let probes = probe_layers(build, &site, &sample, &inputs, options.cosine_bound)?;
     let pass = probes.as_ref().is_none_or(|p| p.pass);
     let probed = [representatives.as_slice(), &sample.indices].concat();
     report.layers = Some(LayerGates { sample, probes });
@@ -429,7 +429,7 @@ fn probe_layers(
     site: &ProbeContext<'_>,
     sample: &LayerSample,
     inputs: &Inputs<'_>,
-    min_cosine: f64,
+    cosine_bound: f64,
 ) -> Result<Option<ProbeReport>> {
     let plan = build.plan();
     let mut report: Option<ProbeReport> = None;
@@ -438,7 +438,7 @@ fn probe_layers(
         let scratch = build.scratch(site.scratch.parent())?;
         let site = ProbeContext { scratch: scratch.path(), ..*site };
         let package = |s: &PlannedShard| build.package(s);
-        let found = probe::probe(&site, layer, &package, inputs, min_cosine, &mut |_| ())?;
+        let found = probe::probe(&site, layer, &package, inputs, cosine_bound, &mut |_| ())?;
         match &mut report {
             Some(report) => {
                 report.pass &= found.pass;
@@ -457,7 +457,7 @@ struct WantedGates<'a> {
     also: &'a [NamedGolden],
     /// True if the golden is the user's.
     given: bool,
-    min_cosine: f64,
+    cosine_bound: f64,
     /// Checkpoint, and the text over which predictions are compared with its own.
     origin: Option<(&'a Family, &'a GateText)>,
     bounds: TextBounds,
@@ -483,11 +483,11 @@ fn full_stack(
         Ok(model)
     };
     build::check_interrupted()?;
-    let gate = golden_gate::gate_with(&open, wanted.golden, wanted.min_cosine)?;
+    let gate = golden_gate::gate_with(&open, wanted.golden, wanted.cosine_bound)?;
     build::check_interrupted()?;
     let mut also = Vec::new();
     for NamedGolden { path, golden } in wanted.also {
-        let gate = golden_gate::gate_with(&open, golden, wanted.min_cosine)?;
+        let gate = golden_gate::gate_with(&open, golden, wanted.cosine_bound)?;
         also.push(NamedGate { golden: path.clone(), gate });
         build::check_interrupted()?;
     }
@@ -550,19 +550,19 @@ pub fn assemble(
     assembly: Assembly,
     reference: Option<&GateReference>,
     residency: &residency::CheckOptions,
-    (min_cosine, bounds): (Option<f64>, TextBounds),
+    (cosine_bound, bounds): (Option<f64>, TextBounds),
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut report = GatedReport::new(None);
     let (mut gates, none_had) = assembly.part_gates();
-    let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
+    let cosine_bound = cosine_bound.or(gates.cosine_bound).unwrap_or(golden_gate::COSINE_BOUND);
     match reference {
         Some(GateReference { golden, also, given, origin }) => {
             let origin = origin.as_ref().map(|(family, text)| (family, text));
-            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine, origin, bounds };
+            let wanted = WantedGates { residency, golden, also, given: *given, cosine_bound, origin, bounds };
             let of = (assembly.plan(), &assembly.chain()?);
             (report, gates.full_stack) = full_stack(report, assembly.bundle(), of, &wanted, on_event)?;
-            gates.min_cosine = Some(min_cosine);
+            gates.cosine_bound = Some(cosine_bound);
         }
         None if none_had => gates = Gates::skipped(),
         None => {}

@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Cosine that the median of all positions and steps has to reach. One position decides nothing: a router that turns at
 /// a near tie moves it to 0.85, and the text after it is as good.
-pub const MIN_COSINE: f64 = 0.97;
+pub const COSINE_BOUND: f64 = 0.97;
 
 /// One step in so many may choose another token than the golden beyond a near tie.
 const STEPS_PER_WRONG: usize = 8;
@@ -58,7 +58,7 @@ pub struct Rounded {
     pub pass: bool,
     /// Indices of positions, and then of steps, whose logits overflow or are not numbers.
     pub not_finite: Vec<usize>,
-    /// Least median cosine that passes, at most [`MIN_COSINE`].
+    /// Least median cosine that passes, at most [`COSINE_BOUND`].
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
@@ -97,7 +97,7 @@ pub fn gate_with(
     let usual = run(f32s(Products::default()), threshold)?;
     // The device computes products with zero weights, too, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
-    let rounded = run(device, threshold.min(MIN_COSINE))?;
+    let rounded = run(device, threshold.min(COSINE_BOUND))?;
     let exact = (usual.mean_kl != exact.mean_kl).then_some(ExactRun {
         min_cosine: exact.min_cosine,
         mean_kl: exact.mean_kl,
@@ -112,7 +112,7 @@ pub fn gate_with(
 /// Fails like [`validate`].
 pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
     let run = validate(model, golden, threshold)?;
-    let rounded = Validation { threshold: threshold.min(MIN_COSINE), ..run.clone() };
+    let rounded = Validation { threshold: threshold.min(COSINE_BOUND), ..run.clone() };
     Ok(judge(run, None, rounded))
 }
 

@@ -13,6 +13,7 @@
 //! json     parse                                 JSON whose objects have every key once
 //! locked   locked                                locks a mutex, even if an earlier holder panicked
 //! hex      hex                                   bytes as hexadecimal text
+//! split_names  split_parts                       the files of a split GGUF model, from the name of one
 //! scratch  Scratch, Temporary                    temporary files, removed at the end and after Ctrl-C
 //! ```
 //!
@@ -35,6 +36,7 @@ mod random;
 mod ranged_file;
 mod reporting_allocator;
 mod scratch;
+mod split_names;
 mod system_memory;
 pub mod words;
 
@@ -50,4 +52,5 @@ pub use random::Random;
 pub use ranged_file::{RangedFile, RangedFiles};
 pub use reporting_allocator::{ReportingAllocator, report_as_json};
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
+pub use split_names::split_parts;
 pub use system_memory::{free_memory, held_memory, peak_memory, proc_bytes};

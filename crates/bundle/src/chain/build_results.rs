@@ -10,9 +10,9 @@ pub struct Gates {
     pub representative: GateResult,
     /// Placement of all shards, and logits and tokens of the whole model.
     pub full_stack: GateResult,
-    /// Lowest cosine that the gates accepted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_cosine: Option<f64>,
+    /// Cosine that probed shards had to reach at every position, and logits in the median.
+    #[serde(default, rename = "min_cosine", skip_serializing_if = "Option::is_none")]
+    pub cosine_bound: Option<f64>,
 }
 
 /// Result of one gate.
@@ -35,7 +35,7 @@ pub enum GateResult {
 impl Gates {
     /// Returns the results of a build without gates.
     pub const fn skipped() -> Gates {
-        Gates { representative: GateResult::Skipped, full_stack: GateResult::Skipped, min_cosine: None }
+        Gates { representative: GateResult::Skipped, full_stack: GateResult::Skipped, cosine_bound: None }
     }
 }
 

@@ -18,7 +18,7 @@ use anemoe_convert::plan::{MatrixPlan, PartKinds, Plan, PlanOptions, ScaleScope}
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
 use anemoe_gates::checkpoint_text::{MAX_WHOLE, search_windows};
-use anemoe_gates::golden_gate::MIN_COSINE;
+use anemoe_gates::golden_gate::COSINE_BOUND;
 use anemoe_gates::text_feedback::{self, Candidates};
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
@@ -145,7 +145,7 @@ impl PlanArgs {
             || self.objective.is_some();
         let (objective, bound) = match self.quant {
             Some(QuantChoice::Kind(kind)) => return KindChoice::One(kind),
-            Some(QuantChoice::Auto) => (Objective::Size, SearchBound::MinCosine(MIN_COSINE)),
+            Some(QuantChoice::Auto) => (Objective::Size, SearchBound::MinCosine(COSINE_BOUND)),
             None if is_whole || wants_search => (Objective::Speed, SearchBound::MaxKl(DEFAULT_MAX_KL)),
             None => return KindChoice::Preset(family.preset()),
         };

@@ -32,7 +32,7 @@ use anemoe_convert::variants::Variants;
 use anemoe_gates::checkpoint_text::{bos, gate_text};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
-use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
+use anemoe_gates::golden_gate::{self as gates, COSINE_BOUND};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::GateText;
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
@@ -284,7 +284,7 @@ impl Args {
         gated::GateOptions {
             jobs,
             skip_gates: self.skip_gates,
-            min_cosine: gate_cosine(&self.options, plan),
+            cosine_bound: gate_cosine(&self.options, plan),
             text,
             bounds: self.text_gate.bounds().unwrap_or_default(),
             probes: self.probes,
@@ -445,8 +445,8 @@ fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> 
 
 /// Returns the cosine that gates require. A search measures its aim on another text, so the aim never raises this bound.
 fn gate_cosine(options: &PlanArgs, plan: &Plan) -> f64 {
-    let asked = options.min_cosine.unwrap_or(MIN_COSINE);
-    if plan.chain.auto.is_some() { asked.min(MIN_COSINE) } else { asked }
+    let asked = options.min_cosine.unwrap_or(COSINE_BOUND);
+    if plan.chain.auto.is_some() { asked.min(COSINE_BOUND) } else { asked }
 }
 
 /// Progress of a running build.

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "F.npz", required_unless_present = "checkpoint")]
     golden: Vec<PathBuf>,
     /// Cosine that the logits must reach in the median, and probed shards at every position.
-    #[arg(long, value_name = "X", default_value_t = golden_gate::MIN_COSINE)]
+    #[arg(long, value_name = "X", default_value_t = golden_gate::COSINE_BOUND)]
     min_cosine: f64,
     #[command(flatten)]
     text_gate: TextGateArgs,

@@ -498,7 +498,7 @@ impl WorkDir {
     /// not gated.
     pub fn part_gates(&self) -> (Gates, bool) {
         let not_run =
-            Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
+            Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, cosine_bound: None };
         let names = self.folder.names(WORK_DIR).unwrap_or_default();
         let read =
             |name: &str| self.read(name).ok().and_then(|text| anemoe_io::json::parse::<Gates>(&text).ok());

@@ -11,9 +11,9 @@
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, split_parts};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known};
 use crate::blob_hash::BlobHash;
-use anemoe_io::{open_regular, read_input, read_text, write_atomic};
+use anemoe_io::{open_regular, read_input, read_text, split_parts, write_atomic};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};

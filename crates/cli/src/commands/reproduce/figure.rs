@@ -1,6 +1,6 @@
 //! Figures by name, and bounds on them. `figures.toml` lists the figures, and says how each is read from the documents of gates.
 
-use super::recipe::GateCommand;
+use super::recipe::RecipeCommand;
 use anemoe_text::chat::Jinja;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -17,7 +17,7 @@ pub struct Figure {
     #[serde(default)]
     pub needs: FigureNeeds,
     /// Gates that bring the figure, the most telling first.
-    pub gates: Vec<GateCommand>,
+    pub gates: Vec<RecipeCommand>,
     /// Jinja expression over the document of each of these gates.
     #[serde(skip_serializing)]
     value: String,
@@ -62,20 +62,20 @@ pub(super) static TABLE: LazyLock<FigureTable> =
 const COUNTED: [&str; 7] = ["layer", "packages", "ops", "tokens", "calls", "probes", "weights"];
 
 /// Reads the figures that a gate brings from its document, by name.
-pub(super) fn figures(gate: GateCommand, document: &Map<String, Value>) -> BTreeMap<String, f64> {
+pub(super) fn figures(gate: RecipeCommand, document: &Map<String, Value>) -> BTreeMap<String, f64> {
     let own = TABLE.figures.iter().filter(|figure| figure.gates.contains(&gate));
     own.filter_map(|figure| Some((figure.name.clone(), figure.read(gate, document)?))).collect()
 }
 
 impl Figure {
     /// Reads the figure from the document of a gate; none if it is not there, or no number.
-    fn read(&self, gate: GateCommand, document: &Map<String, Value>) -> Option<f64> {
+    fn read(&self, gate: RecipeCommand, document: &Map<String, Value>) -> Option<f64> {
         let shown = self.program(gate).ok()?.run(document, None).ok()?;
         shown.trim().parse().ok().filter(|x: &f64| x.is_finite())
     }
 
     /// Returns the template that prints the figure.
-    pub(super) fn program(&self, gate: GateCommand) -> Result<Jinja, String> {
+    pub(super) fn program(&self, gate: RecipeCommand) -> Result<Jinja, String> {
         let names = [gate.name(), "all"].map(|of| TABLE.names.get(of).map_or("", String::as_str)).concat();
         Jinja::parse(&format!("{names}{{{{ {} }}}}", self.value))
     }

@@ -11,7 +11,7 @@ use crate::command::{Command, Page};
 use crate::shell::quoted;
 use crate::ui::{self, Table, Ui};
 use anyhow::{Context, bail};
-use recipe::GateCommand;
+use recipe::RecipeCommand;
 pub use recipe_run::RUN;
 use recipe_run::{BuildRun, RunRecord};
 use serde_json::json;
@@ -100,7 +100,7 @@ impl Command for Args {
             let is_cut = source.planned != source.built;
             let cut = if is_cut { format!(", built from {}", source.built) } else { String::new() };
             lines.push(format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" ")));
-            let Some(built) = record.get(&build.name, GateCommand::Build) else { continue };
+            let Some(built) = record.get(&build.name, RecipeCommand::Build) else { continue };
             bundles.extend(built.bundle.as_deref());
             let then = match (built.again, &built.bundle) {
                 (true, _) => "stopped the build; its weights are synthetic, so it was built without gates",

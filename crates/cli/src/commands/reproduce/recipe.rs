@@ -29,7 +29,7 @@ const MAX_RECIPE_BYTES: u64 = 64 << 10;
 /// Command that brings figures, in the order in which gates run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum GateCommand {
+pub enum RecipeCommand {
     Plan,
     Build,
     Check,
@@ -46,7 +46,7 @@ const OPTIONS: &str = "against all backend checkpoint chip context decode device
     no-verify note ops precision prefill prefill-chunk probe-layers probe-seed probes repetitions report seed sequences \
     shards skip-gates speculate states strict swap system temperature timeout top-k top-p units verify-tokens";
 
-impl GateCommand {
+impl RecipeCommand {
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         ["plan", "build", "check", "validate", "trace", "generate", "bench"][self as usize]
@@ -54,7 +54,7 @@ impl GateCommand {
 
     /// Tells whether the command reads the bundle that `build` makes.
     pub fn needs_bundle(self) -> bool {
-        self > GateCommand::Build
+        self > RecipeCommand::Build
     }
 
     /// Checks that the words of a recipe are options that it may give.
@@ -101,9 +101,9 @@ pub(super) struct Recipe {
     pub prompt_ids: Vec<u32>,
     #[serde(default = "one")]
     pub new_tokens: usize,
-    pub gates: BTreeSet<GateCommand>,
+    pub gates: BTreeSet<RecipeCommand>,
     #[serde(default)]
-    pub options: BTreeMap<GateCommand, Vec<String>>,
+    pub options: BTreeMap<RecipeCommand, Vec<String>>,
     pub builds: Vec<RecipeBuild>,
     pub figures: Vec<RecipeFigure>,
 }
@@ -120,7 +120,7 @@ pub(super) struct RecipeBuild {
     pub source: Option<PathBuf>,
     /// Options of single gates, which follow those of the recipe.
     #[serde(default)]
-    pub gates: BTreeMap<GateCommand, Vec<String>>,
+    pub gates: BTreeMap<RecipeCommand, Vec<String>>,
 }
 
 /// A figure of the book, or an expectation.
@@ -225,17 +225,17 @@ impl Recipe {
             let fits = is_plain && !name.is_empty() && !name.starts_with('.');
             ensure!(fits, "build `{name}`: a name has letters, digits, `-`, `_` and `.`");
             ensure!(self.builds[..i].iter().all(|b| b.name != *name), "two builds are named `{name}`");
-            let mut all = gates.iter().chain([(&GateCommand::Build, options)]);
+            let mut all = gates.iter().chain([(&RecipeCommand::Build, options)]);
             all.try_for_each(|(gate, words)| gate.check_options(words))
                 .with_context(|| format!("build `{name}`"))?;
         }
         self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
         for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
-            let (name, is_built) = (gate.name(), self.gates.contains(&GateCommand::Build));
+            let (name, is_built) = (gate.name(), self.gates.contains(&RecipeCommand::Build));
             ensure!(is_built, "gate `{name}` needs the bundle that `build` makes, which is not among the gates");
             // A prompt, or a golden of one.
             let has_prompt =
-                matches!(gate, GateCommand::Check | GateCommand::Bench) || !self.prompt_ids.is_empty();
+                matches!(gate, RecipeCommand::Check | RecipeCommand::Bench) || !self.prompt_ids.is_empty();
             ensure!(has_prompt, "gate `{name}` needs prompt_ids");
         }
         let mut figures = self.figures.iter();

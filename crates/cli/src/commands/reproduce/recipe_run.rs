@@ -2,7 +2,7 @@
 //! interrupted run goes on where it was.
 
 use super::figure::figures;
-use super::recipe::{GateCommand, Recipe, RecipeBuild};
+use super::recipe::{RecipeCommand, Recipe, RecipeBuild};
 use super::rows::FigureRow;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::command::{complete, parse};
@@ -67,8 +67,8 @@ impl Source {
 
 /// Results of a gate of a build.
 #[derive(Serialize, Deserialize)]
-pub(super) struct GateRecord {
-    gate: GateCommand,
+pub(super) struct CommandRecord {
+    gate: RecipeCommand,
     build: String,
     figures: BTreeMap<String, f64>,
     /// Absolute path of the bundle that was built.
@@ -82,7 +82,7 @@ pub(super) struct GateRecord {
 /// Results of the gates of a run.
 #[derive(Default)]
 pub(super) struct RunRecord {
-    gates: Vec<GateRecord>,
+    gates: Vec<CommandRecord>,
     /// Folder of the journal; none for a dry run.
     journal: Option<(PathBuf, Recorder)>,
 }
@@ -117,16 +117,16 @@ impl RunRecord {
     }
 
     /// Returns what a gate of a build left, if it has run.
-    pub fn get(&self, build: &str, gate: GateCommand) -> Option<&GateRecord> {
+    pub fn get(&self, build: &str, gate: RecipeCommand) -> Option<&CommandRecord> {
         self.gates.iter().find(|g| g.gate == gate && g.build == build)
     }
 
     /// Returns a figure of a build, from the first of the gates that left it.
-    pub fn figure(&self, build: &str, name: &str, gates: &[GateCommand]) -> Option<f64> {
+    pub fn figure(&self, build: &str, name: &str, gates: &[RecipeCommand]) -> Option<f64> {
         gates.iter().filter_map(|gate| self.get(build, *gate)?.figures.get(name)).next().copied()
     }
 
-    fn add(&mut self, left: GateRecord, seconds: f64) {
+    fn add(&mut self, left: CommandRecord, seconds: f64) {
         if let Some((folder, recorder)) = &self.journal {
             let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
             recorder.also(folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
@@ -177,10 +177,10 @@ impl<'a> BuildRun<'a> {
             if !self.is_needed(gate) {
                 continue;
             }
-            let built = record.get(name, GateCommand::Build).filter(|b| b.bundle.is_none());
+            let built = record.get(name, RecipeCommand::Build).filter(|b| b.bundle.is_none());
             let stopped =
                 built.and_then(|b| b.stopped.as_ref()).map(|at| format!("the gate {at} stopped the build"));
-            let is_beyond = self.is_dry && gate != GateCommand::Plan;
+            let is_beyond = self.is_dry && gate != RecipeCommand::Plan;
             self.unfinished = if is_beyond { Some("--dry-run: only planned".into()) } else { stopped };
             if self.unfinished.is_some() {
                 return Ok(());
@@ -195,19 +195,19 @@ impl<'a> BuildRun<'a> {
         Ok(())
     }
 
-    fn run_gate(&self, gate: GateCommand) -> anyhow::Result<GateRecord> {
+    fn run_gate(&self, gate: RecipeCommand) -> anyhow::Result<CommandRecord> {
         let (words, build) = (self.arguments(gate), self.build.name.clone());
         let mut left =
-            GateRecord { gate, build, figures: BTreeMap::new(), bundle: None, stopped: None, again: false };
-        if matches!(gate, GateCommand::Validate | GateCommand::Trace) {
+            CommandRecord { gate, build, figures: BTreeMap::new(), bundle: None, stopped: None, again: false };
+        if matches!(gate, RecipeCommand::Validate | RecipeCommand::Trace) {
             self.make_golden()?;
         }
-        if gate == GateCommand::Build {
+        if gate == RecipeCommand::Build {
             self.run_build(&words, &mut left)?;
             return Ok(left);
         }
         let document = run_command(gate.name(), &words)?.document;
-        if gate == GateCommand::Plan {
+        if gate == RecipeCommand::Plan {
             self.check_plan(&document)?;
         }
         left.figures = figures(gate, &facts::of(document));
@@ -215,10 +215,10 @@ impl<'a> BuildRun<'a> {
     }
 
     /// Builds the source; without gates, if one on quality stops a synthetic source.
-    fn run_build(&self, words: &[OsString], left: &mut GateRecord) -> anyhow::Result<()> {
-        let run = |words: &[OsString], left: &mut GateRecord| -> anyhow::Result<GatedReport> {
+    fn run_build(&self, words: &[OsString], left: &mut CommandRecord) -> anyhow::Result<()> {
+        let run = |words: &[OsString], left: &mut CommandRecord| -> anyhow::Result<GatedReport> {
             let gated = complete(parse::<build::Args>("build", words)?, "build", &Ui::inner())?.gated;
-            left.figures.extend(figures(GateCommand::Build, &facts::of(serde_json::to_value(&gated)?)));
+            left.figures.extend(figures(RecipeCommand::Build, &facts::of(serde_json::to_value(&gated)?)));
             Ok(gated)
         };
         let mut gated = run(words, left)?;
@@ -237,19 +237,19 @@ impl<'a> BuildRun<'a> {
     }
 
     /// Returns the options of a gate: the recipe's, then the build's.
-    fn options(&self, gate: GateCommand) -> impl Iterator<Item = &String> {
+    fn options(&self, gate: RecipeCommand) -> impl Iterator<Item = &String> {
         [&self.recipe.options, &self.build.gates].into_iter().filter_map(move |o| o.get(&gate)).flatten()
     }
 
     /// Tells whether a gate brings a figure of this build, or makes what such a figure needs.
-    fn is_needed(&self, gate: GateCommand) -> bool {
+    fn is_needed(&self, gate: RecipeCommand) -> bool {
         let own = self.recipe.figures.iter().filter(|f| self.recipe.build_of(f) == self.build.name);
         let mut gates = own.map(|f| &f.figure.gates);
         // A figure that the plan has needs no build.
-        let beyond = gates.clone().any(|gates| !gates.contains(&GateCommand::Plan));
+        let beyond = gates.clone().any(|gates| !gates.contains(&RecipeCommand::Plan));
         match gate {
-            GateCommand::Plan => true,
-            GateCommand::Build => beyond,
+            RecipeCommand::Plan => true,
+            RecipeCommand::Build => beyond,
             _ => beyond && gates.any(|gates| gates.contains(&gate)),
         }
     }
@@ -291,20 +291,20 @@ impl<'a> BuildRun<'a> {
         run_command("golden", &words).map(drop)
     }
 
-    fn arguments(&self, gate: GateCommand) -> Vec<OsString> {
+    fn arguments(&self, gate: RecipeCommand) -> Vec<OsString> {
         let bundle = self.folder.join(format!("{}.anemoe", self.build.name)).into();
         let built = || OsString::from(&self.source.built);
         let mut all: Vec<OsString> = match gate {
-            GateCommand::Plan => vec![self.source.planned.clone().into()],
-            GateCommand::Build => {
+            RecipeCommand::Plan => vec![self.source.planned.clone().into()],
+            RecipeCommand::Build => {
                 let intent = format!("--intent={}", self.recipe.intent.trim());
                 vec![built(), "-o".into(), bundle, intent.into()]
             }
-            GateCommand::Check | GateCommand::Bench => vec![bundle],
-            GateCommand::Validate | GateCommand::Trace => {
+            RecipeCommand::Check | RecipeCommand::Bench => vec![bundle],
+            RecipeCommand::Validate | RecipeCommand::Trace => {
                 vec![bundle, "--golden".into(), self.golden_file().into()]
             }
-            GateCommand::Generate => {
+            RecipeCommand::Generate => {
                 let new = self.recipe.new_tokens.to_string().into();
                 vec![bundle, "--prompt-ids".into(), self.prompt().into(), "--max-new".into(), new]
             }
@@ -313,7 +313,7 @@ impl<'a> BuildRun<'a> {
             all.extend(self.build.options.iter().map(OsString::from));
         }
         all.extend(self.options(gate).map(OsString::from));
-        if gate == GateCommand::Validate && self.options(gate).any(|o| o.starts_with("--probes")) {
+        if gate == RecipeCommand::Validate && self.options(gate).any(|o| o.starts_with("--probes")) {
             // The folder of the bundles has room for scratch files.
             all.extend(["--checkpoint".into(), built(), "--scratch".into(), self.folder.into()]);
         }

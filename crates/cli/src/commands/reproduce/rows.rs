@@ -1,7 +1,7 @@
 //! Table of a recipe: the book's figures, ours, and verdicts.
 
 use super::figure::FigureNeeds;
-use super::recipe::{GateCommand, Recipe, RecipeFigure};
+use super::recipe::{RecipeCommand, Recipe, RecipeFigure};
 use super::recipe_run::{BuildRun, RunRecord};
 use serde::Serialize;
 use serde_json::Value;
@@ -78,7 +78,7 @@ fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (&'static 
         (FigureNeeds::Mac, None) => (NEEDS_MAC, why),
         (FigureNeeds::Mac, Some(x)) => {
             let here = match run.source.layers {
-                _ if f.figure.gates.contains(&GateCommand::Plan) => "predicted here".to_string(),
+                _ if f.figure.gates.contains(&RecipeCommand::Plan) => "predicted here".to_string(),
                 Some(layers) => format!("on this CPU, {layers} of the model's layers"),
                 None => "on this CPU".into(),
             };

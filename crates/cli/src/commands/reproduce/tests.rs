@@ -1,5 +1,5 @@
 use super::figure::{Bound, Figure, TABLE, figures};
-use super::recipe::{GateCommand, Recipe, built_in, open};
+use super::recipe::{RecipeCommand, Recipe, built_in, open};
 use anemoe_gates::facts;
 use anemoe_gates::trace::{Fidelity, LayerTrace, Trace};
 use anemoe_runtime::speculate::break_even;
@@ -57,7 +57,7 @@ fn a_trace_gives_its_cascade() {
     };
     let read = |layers: Vec<LayerTrace>| {
         let document = serde_json::to_value(Trace { layers, f32_stream: false }).unwrap();
-        let figures = figures(GateCommand::Trace, &facts::of(document));
+        let figures = figures(RecipeCommand::Trace, &facts::of(document));
         let names = ["first", "middle", "last"].map(|name| format!("stack_cosine_{name}"));
         let names = names.into_iter().chain(["stack_cosine_min".into(), "stack_failed_layer".into()]);
         names.map(|name| figures.get(&name).copied()).collect::<Vec<_>>()

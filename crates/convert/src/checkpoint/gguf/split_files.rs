@@ -7,6 +7,7 @@ use super::header::{self, GgufHead};
 use super::metadata::Metadata;
 use crate::checkpoint::map_file;
 use crate::{Error, Result};
+use anemoe_io::split_parts;
 use memmap2::Mmap;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,16 +43,17 @@ pub fn open_files(path: &Path) -> Result<Vec<GgufFile>> {
     if count <= 1 {
         return Ok(vec![given]);
     }
-    let Some(stem) = stem(path, count) else {
+    let names = path.file_name().and_then(|name| name.to_str()).map(split_parts).unwrap_or_default();
+    if names.len() as u64 != count {
         let what = format!(
             "is {count}: this is one of {count} files, but its name does not end in \
              -00001-of-{count:05}.gguf or as another part\'s"
         );
         return Err(given.metadata().invalid(COUNT, what));
-    };
+    }
     let mut files = Vec::new();
-    for i in 0..count {
-        let part = path.with_file_name(format!("{stem}-{:05}-of-{count:05}.gguf", i + 1));
+    for (i, name) in (0..count).zip(names) {
+        let part = path.with_file_name(name);
         if part.symlink_metadata().is_err() {
             let what = format!("no such file: part {} of {count} of the model", i + 1);
             return Err(Error::io(&part, std::io::Error::new(std::io::ErrorKind::NotFound, what)));
@@ -69,14 +71,6 @@ pub fn open_files(path: &Path) -> Result<Vec<GgufFile>> {
     }
     check_tensors(&files)?;
     Ok(files)
-}
-
-/// Returns the start of the names of a part and its siblings; none where the name is not a part's.
-fn stem(path: &Path, count: u64) -> Option<&str> {
-    let stem = path.file_name()?.to_str()?.strip_suffix(&format!("-of-{count:05}.gguf"))?;
-    let (stem, number) = stem.rsplit_once('-')?;
-    let is_number = number.len() >= 5 && number.bytes().all(|b| b.is_ascii_digit());
-    is_number.then_some(stem)
 }
 
 /// Checks that no tensor is in two parts, and that none is missing.
