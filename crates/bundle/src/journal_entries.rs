@@ -4,7 +4,7 @@ use crate::journal::{Event, Machine, status};
 use anemoe_io::words::{bytes, count, counted};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Events that belong together: a build with its gates, or what was done for one intent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -15,25 +15,17 @@ pub struct Entry {
     pub time: String,
     /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
-    /// Intents.
-    pub intent: Vec<String>,
-    /// Model, options and machine.
-    pub setup: Vec<String>,
+    /// Texts by heading, see [`HEADINGS`], of people and of the program.
+    #[serde(flatten)]
+    pub texts: BTreeMap<&'static str, Vec<String>>,
     /// Results of the runs.
     pub result: Vec<RunOutcome>,
-    /// Notes.
-    pub notes: Vec<String>,
-    /// Surprises, found by the program or written by people.
-    pub surprise: Vec<String>,
-    /// Lessons.
-    pub lesson: Vec<String>,
-    /// Next steps.
-    pub next: Vec<String>,
-    /// Files by their hashes, and references that people gave.
-    pub refs: Vec<String>,
     /// The events, unchanged.
     pub events: Vec<Event>,
 }
+
+/// Headings of texts in order. `setup` has model, options and machine, `refs` files by their hashes.
+pub const HEADINGS: [&str; 7] = ["intent", "setup", "notes", "surprise", "lesson", "next", "refs"];
 
 /// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -109,19 +101,24 @@ fn entry(events: Vec<Event>) -> Entry {
     let resumed: HashMap<&str, &Event> =
         events.iter().filter_map(|e| Some((fact(e, "resumes")?, e))).collect();
     let surprise = runs().flat_map(|e| surprises(e, resumed.get(e.id.as_str()).copied(), is_open(e)));
-    let lesson = events.iter().filter_map(|e| Some(fact(e, "lesson")?.to_string()));
+    let lessons = events.iter().filter_map(|e| Some(fact(e, "lesson")?.to_string()));
+    let mut texts = BTreeMap::from([
+        ("setup", setup(&events)),
+        ("surprise", surprise.collect()),
+        ("lesson", lessons.collect()),
+        ("refs", references(&events).collect()),
+    ]);
+    for heading in HEADINGS {
+        let written = said(if heading == "notes" { "note" } else { heading });
+        let all = texts.remove(heading).unwrap_or_default().into_iter().chain(written);
+        texts.insert(heading, distinct(all));
+    }
     Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
         kinds: distinct(events.iter().map(|e| e.kind.clone())),
-        intent: distinct(said("intent")),
-        setup: setup(&events),
+        texts,
         result: runs().filter(|e| e.status != status::STARTED || is_open(e)).map(outcome).collect(),
-        notes: distinct(said("note")),
-        surprise: distinct(surprise.chain(said("surprise"))),
-        lesson: distinct(lesson.chain(said("lesson"))),
-        next: distinct(said("next")),
-        refs: distinct(references(&events).chain(said("refs"))),
         events,
     }
 }
@@ -174,7 +171,7 @@ fn setup(events: &[Event]) -> Vec<String> {
     let machines = events
         .iter()
         .filter_map(|e| Some(format!("anemoe {} on {}", e.version, machine(e.machine.as_ref()?))));
-    distinct(sources.chain(options).chain(machines))
+    sources.chain(options).chain(machines).collect()
 }
 
 fn references(events: &[Event]) -> impl Iterator<Item = String> {
@@ -294,13 +291,13 @@ mod tests {
             event(json!({"id": "h", "kind": "note", "of": "gone"})),
         ]);
         assert_eq!(ids(&list), [vec!["a", "b", "c", "d", "g"], vec!["e", "f", "h"]]);
-        assert_eq!(list[0].intent, ["why"]);
-        assert_eq!(list[0].lesson, ["learned"]);
+        assert_eq!(list[0].texts["intent"], ["why"]);
+        assert_eq!(list[0].texts["lesson"], ["learned"]);
         assert_eq!(list[0].time, "2026-01-02 03:04:05 UTC");
         // A beginning with an end is not shown by itself, nor is a note.
         let shown: Vec<&str> = list[0].result.iter().map(|r| r.id.as_str()).collect();
         assert_eq!(shown, ["b", "c", "d"]);
-        assert!(list[0].surprise.is_empty());
+        assert!(list[0].texts["surprise"].is_empty());
         assert!(entries(Vec::new()).is_empty());
     }
 
@@ -325,7 +322,7 @@ mod tests {
             event(json!({"id": "e", "kind": "gate", "status": "fail", "facts": {"stage": "weights"}})),
             event(json!({"id": "g", "kind": "dream", "status": "fail"})),
         ]);
-        let said = list[0].surprise.join("\n");
+        let said = list[0].texts["surprise"].join("\n");
         for text in [
             "the build that began at 2026-01-02 03:04:05 UTC was interrupted; the one that",
             "build ended by an error: disk full",

@@ -6,7 +6,7 @@ use crate::quality_front::{QualityPoint, mark_best};
 use crate::residency::rule::Verdict;
 use crate::residency::{self, CheckOptions};
 use anemoe_bundle::journal::{self, Event};
-use anemoe_bundle::journal_entries::{Entry, entries, time};
+use anemoe_bundle::journal_entries::{Entry, HEADINGS, entries, time};
 use anemoe_bundle::{Chain, GateResult, Shard};
 use serde::Serialize;
 use serde_json::Value;
@@ -335,15 +335,8 @@ fn gates(chain: &Chain, events: &[Event]) -> Vec<GateLine> {
 
 fn journal_lines(entry: &Entry) -> Vec<JournalLine> {
     let line = |time: &str, what: &str, text| JournalLine { time: time.into(), what: what.into(), text };
-    let texts = [
-        ("intent", &entry.intent),
-        ("setup", &entry.setup),
-        ("notes", &entry.notes),
-        ("surprise", &entry.surprise),
-        ("lesson", &entry.lesson),
-        ("next", &entry.next),
-    ];
-    let texts = texts.into_iter().flat_map(|(what, texts)| texts.iter().map(move |t| (what, t)));
+    let headings = HEADINGS.into_iter().filter(|heading| *heading != "refs");
+    let texts = headings.flat_map(|heading| entry.texts[heading].iter().map(move |t| (heading, t)));
     let runs = entry.result.iter().map(|run| {
         let parts = [run.status.clone(), run.figures.join(", ")].into_iter().filter(|part| !part.is_empty());
         line(&run.time, &run.kind, parts.collect::<Vec<_>>().join(": "))

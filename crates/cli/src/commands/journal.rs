@@ -6,7 +6,7 @@ use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE};
-use anemoe_bundle::journal_entries::{Entry, entries};
+use anemoe_bundle::journal_entries::{Entry, HEADINGS, entries};
 use anemoe_gates::facts;
 use anyhow::bail;
 use serde::Serialize;
@@ -94,7 +94,7 @@ impl Command for Args {
         if journal.torn {
             lines.push("\nThe last line was cut off while it was written, and is left out.".into());
         }
-        let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
+        let is_bare = |e: &&Entry| ["intent", "lesson", "next"].iter().any(|text| e.texts[text].is_empty());
         let bare = found.last().filter(is_bare);
         lines.extend(bare.map(|Entry { id, .. }| {
             let quoted = quoted(folder);
@@ -133,21 +133,14 @@ fn entry_lines(entry: &Entry) -> Vec<String> {
             false => result.push(format!("{run}: {}", r.figures.join("; "))),
         }
     }
-    result.extend(entry.notes.iter().map(|n| format!("note: {n}")));
+    result.extend(entry.texts["notes"].iter().map(|n| format!("note: {n}")));
     let mut lines = vec![format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", "))];
-    for (heading, texts) in [
-        ("Intent", &entry.intent),
-        ("Setup", &entry.setup),
-        ("Result", &result),
-        ("Surprise", &entry.surprise),
-        ("Lesson", &entry.lesson),
-        ("Next", &entry.next),
-        ("Refs", &entry.refs),
-    ] {
-        lines.push(format!("\n### {heading}\n"));
+    for (heading, name) in HEADINGS.into_iter().zip(["Intent", "Setup", "Result", "Surprise", "Lesson", "Next", "Refs"]) {
+        let texts = if heading == "notes" { &result } else { &entry.texts[heading] };
+        lines.push(format!("\n### {name}\n"));
         lines.extend(texts.iter().map(|text| format!("- {}", text.trim().replace('\n', "\n  "))));
         if texts.is_empty() {
-            lines.push(if heading == "Surprise" { "(none)".into() } else { "(nothing written)".into() });
+            lines.push(if heading == "surprise" { "(none)".into() } else { "(nothing written)".into() });
         }
     }
     lines
