@@ -41,29 +41,18 @@ impl<const BYTES: usize> Bf16Kernel for MultiplyRows<'_, Bf16Rows<'_, BYTES>> {
     }
 }
 
-impl<L: Bf16x32, const BYTES: usize> Product<L> for Bf16Rows<'_, BYTES> {
-    /// Scalar code always decodes to memory, so that there is less of it.
-    const REGISTER_BATCH: RegisterBatch = match L::IS_REFERENCE {
-        true => RegisterBatch { most: 0, widths: &[] },
-        false => RegisterBatch { most: SMALL_BATCH, widths: &[4, 2] },
-    };
-    type Line = [u8; 64];
-    type Scales = ();
-
+impl<L: Bf16x32, const BYTES: usize> Tile<L> for RegisterTile<'_, Bf16Rows<'_, BYTES>, ()> {
+    const WIDTHS: &'static [usize] = if L::IS_REFERENCE { &[] } else { &[4, 2] };
     #[inline(always)]
-    fn operands(&self) -> &TileOperands<'_> {
-        &self.0
-    }
-
-    #[inline(always)]
-    fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
-        let tokens = lines_of::<T>(self.0.x, first);
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
+        let (product, rows) = (self.product, &self.rows);
+        let tokens = lines_of::<T>(product.0.x, first);
         let mut bytes = [&[] as &[u8]; ROWS];
         for i in 0..ROWS {
             // SAFETY: every row of a tile is a row of the matrix.
-            bytes[i] = unsafe { self.0.rows.bytes(rows[i]) };
+            bytes[i] = unsafe { product.0.rows.bytes(rows[i]) };
         }
-        let (whole, lines) = (bytes[0].len() / BYTES, <Self as Product<L>>::lines(self));
+        let (whole, lines) = (bytes[0].len() / BYTES, Product::<L>::lines(product));
         let mut spaces = SPACES;
         let last = last_blocks(&bytes, whole, lines.min(whole + 1), BYTES, &mut spaces);
         let (mut sums, mut line) = ([[L::splat(0.0); ROWS]; T], [0; 64]);
@@ -80,7 +69,19 @@ impl<L: Bf16x32, const BYTES: usize> Product<L> for Bf16Rows<'_, BYTES> {
                 }
             }
         }
-        sums
+        self.store(first, &sums)
+    }
+}
+
+impl<L: Bf16x32, const BYTES: usize> Product<L> for Bf16Rows<'_, BYTES> {
+    /// Scalar code always decodes to memory, so that there is less of it.
+    const MOST_IN_REGISTERS: usize = if L::IS_REFERENCE { 0 } else { SMALL_BATCH };
+    type Line = [u8; 64];
+    type Scales = ();
+
+    #[inline(always)]
+    fn operands(&self) -> &TileOperands<'_> {
+        &self.0
     }
 
     #[inline(always)]

@@ -95,29 +95,16 @@ impl<D: Decode> Kernel for MultiplyRows<'_, F32Rows<'_, D>> {
     }
 }
 
-impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
-    const REGISTER_BATCH: RegisterBatch = match D::REGISTER_TOKENS {
-        _ if L::REGISTERS < 32 => RegisterBatch { most: 1, widths: &[] },
-        (most, 4) => RegisterBatch { most, widths: &[4, 2] },
-        (most, _) => RegisterBatch { most, widths: &[2] },
+impl<L: Simd, D: Decode> Tile<L> for RegisterTile<'_, F32Rows<'_, D>, ()> {
+    const WIDTHS: &'static [usize] = match D::REGISTER_TOKENS {
+        _ if L::REGISTERS < 32 => &[],
+        (_, 4) => &[4, 2],
+        _ => &[2],
     };
-    /// 256 columns of sixteen rows take 16 KB, which stay in L1 with those of three tokens.
-    const PANELS: Option<Panels> = match L::REGISTERS {
-        ..32 => Some(Panels { rows: ROWS_PER_PASS, tiles_of_few: 1, lines_of_few: 32, lines: 16 }),
-        _ => None,
-    };
-    type Line = [f32; LANES];
-    type Scales = ();
-
     #[inline(always)]
-    fn operands(&self) -> &TileOperands<'_> {
-        &self.operands
-    }
-
-    #[inline(always)]
-    fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
-        let TileOperands { rows: stored, x, .. } = self.operands;
-        let d = &self.decoder;
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
+        let F32Rows { decoder: d, operands: TileOperands { rows: stored, x, .. } } = self.product;
+        let rows = &self.rows;
         // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
         let mut scales = [d.row::<L>(stored.in_storage(rows[0])); ROWS];
         let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
@@ -146,7 +133,23 @@ impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
         if whole < blocks {
             add_block::<L, D, T>(d, &scales, whole, last, &tokens, &mut sums);
         }
-        sums
+        self.store(first, &sums)
+    }
+}
+
+impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
+    const MOST_IN_REGISTERS: usize = if L::REGISTERS < 32 { 1 } else { D::REGISTER_TOKENS.0 };
+    /// 256 columns of sixteen rows take 16 KB, which stay in L1 with those of three tokens.
+    const PANELS: Option<Panels> = match L::REGISTERS {
+        ..32 => Some(Panels { rows: ROWS_PER_PASS, tiles_of_few: 1, lines_of_few: 32, lines: 16 }),
+        _ => None,
+    };
+    type Line = [f32; LANES];
+    type Scales = ();
+
+    #[inline(always)]
+    fn operands(&self) -> &TileOperands<'_> {
+        &self.operands
     }
 
     #[inline(always)]

@@ -145,13 +145,34 @@ impl<L: Simd> RowScales<L> for RowSteps {
     }
 }
 
-impl<L: Simd> Product<L> for Int16Rows<'_> {
+impl<L: Simd> Tile<L> for RegisterTile<'_, Int16Rows<'_>, RowSteps> {
     /// Sums of R rows and T tokens in two digits take sixteen registers of 32, and one lookup serves T tokens. Fewer registers
-    /// hold six sums and four words. Scalar code has panels only, so that there is less of it.
-    const REGISTER_BATCH: RegisterBatch = match L::REGISTERS {
-        _ if L::IS_REFERENCE => RegisterBatch { most: 0, widths: &[] },
-        ..32 => RegisterBatch { most: 3, widths: &[3, 2] },
-        _ => RegisterBatch { most: SMALL_BATCH, widths: &[4, 3, 2] },
+    /// hold six sums and four words.
+    const WIDTHS: &'static [usize] = match L::REGISTERS {
+        _ if L::IS_REFERENCE => &[],
+        ..32 => &[3, 2],
+        _ => &[4, 3, 2],
+    };
+    #[inline(always)]
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
+        let (product, rows) = (self.product, &self.rows);
+        let sums = if const { L::REGISTERS < 32 } {
+            by_register::<L, T>(product, rows, self.n, first)
+        } else if const { T > 2 } {
+            by_vector::<L, { ROWS / 2 }, T>(product, rows, first)
+        } else {
+            by_vector::<L, ROWS, T>(product, rows, first)
+        };
+        self.store(first, &sums)
+    }
+}
+
+impl<L: Simd> Product<L> for Int16Rows<'_> {
+    /// Scalar code has panels only, so that there is less of it.
+    const MOST_IN_REGISTERS: usize = match L::REGISTERS {
+        _ if L::IS_REFERENCE => 0,
+        ..32 => 3,
+        _ => SMALL_BATCH,
     };
     /// The panels of sixteen rows stay in L1 with a token's words.
     const PANELS: Option<Panels> = match L::REGISTERS {
@@ -167,17 +188,6 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
     #[inline(always)]
     fn operands(&self) -> &TileOperands<'_> {
         &self.operands
-    }
-
-    #[inline(always)]
-    fn sums<const T: usize>(&self, rows: &[usize; ROWS], n: usize, first: usize) -> [[L; ROWS]; T] {
-        if const { L::REGISTERS < 32 } {
-            by_register::<L, T>(self, rows, n, first)
-        } else if const { T > 2 } {
-            by_vector::<L, { ROWS / 2 }, T>(self, rows, first)
-        } else {
-            by_vector::<L, ROWS, T>(self, rows, first)
-        }
     }
 
     #[inline(always)]

@@ -152,35 +152,22 @@ fn codes_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> ([&'a [[u8; 64]]
     (tokens, scales)
 }
 
-impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
-    const REGISTER_BATCH: RegisterBatch =
-        match (D::IN_REGISTERS && L::MULTIPLIES_SEVERAL_TOKENS, L::MULTIPLIES_BYTES_AS_WORDS) {
-            (false, _) => RegisterBatch { most: 1, widths: &[] },
-            (true, true) => RegisterBatch { most: 4, widths: &[4, 2] },
-            (true, false) => RegisterBatch { most: SMALL_BATCH, widths: &[4, 2] },
-        };
-    const PANELS: Option<Panels> = if L::MULTIPLIES_BYTES_AS_WORDS {
-        let lines = BLOCKS_PER_SCALE * WORD_LINES;
-        Some(Panels { rows: WORD_ROWS, tiles_of_few: TILES_PER_PASS, lines_of_few: lines, lines })
-    } else {
-        None
-    };
-    type Line = [u8; 64];
-    type Scales = StepsAndLows;
+/// Tells whether batches of several tokens decode rows into registers.
+const fn decodes_in_registers<L: Simd, D: Int8Decode>() -> bool {
+    D::IN_REGISTERS && L::MULTIPLIES_SEVERAL_TOKENS
+}
 
+impl<L: Simd, D: Int8Decode> Tile<L> for RegisterTile<'_, Int8Rows<'_, D>, StepsAndLows> {
+    const WIDTHS: &'static [usize] = if decodes_in_registers::<L, D>() { &[4, 2] } else { &[] };
     #[inline(always)]
-    fn operands(&self) -> &TileOperands<'_> {
-        &self.operands
-    }
-
-    #[inline(always)]
-    fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
-        let (stored, x) = (&self.operands.rows, self.operands.x);
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
+        let RegisterTile { product, rows, .. } = self;
+        let (stored, x) = (&product.operands.rows, product.operands.x);
         // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
-        let mut tables = [D::table::<L>(self.codes, self.group(rows[0])); ROWS];
+        let mut tables = [D::table::<L>(product.codes, product.group(rows[0])); ROWS];
         let mut bytes = [&[] as &[u8]; ROWS];
         for i in 0..ROWS {
-            tables[i] = D::table::<L>(self.codes, self.group(rows[i]));
+            tables[i] = D::table::<L>(product.codes, product.group(rows[i]));
             // SAFETY: every row of a tile is a row of the matrix.
             bytes[i] = unsafe { stored.bytes(rows[i]) };
         }
@@ -205,12 +192,12 @@ impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
                     if T == 1 || D::BYTES < BLOCK {
                         prefetch_after(block, PREFETCH_DISTANCE);
                     }
-                    self.add_block::<L, T>(tables[i], block, b, &tokens, i, &mut sums);
+                    product.add_block::<L, T>(tables[i], block, b, &tokens, i, &mut sums);
                 }
             }
             if whole < end {
                 for i in 0..ROWS {
-                    self.add_block::<L, T>(tables[i], last[i], whole, &tokens, i, &mut sums);
+                    product.add_block::<L, T>(tables[i], last[i], whole, &tokens, i, &mut sums);
                 }
             }
             for t in 0..T {
@@ -220,7 +207,28 @@ impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
                 }
             }
         }
-        totals
+        self.store(first, &totals)
+    }
+}
+
+impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
+    const MOST_IN_REGISTERS: usize = match (decodes_in_registers::<L, D>(), L::MULTIPLIES_BYTES_AS_WORDS) {
+        (false, _) => 1,
+        (true, true) => 4,
+        (true, false) => SMALL_BATCH,
+    };
+    const PANELS: Option<Panels> = if L::MULTIPLIES_BYTES_AS_WORDS {
+        let lines = BLOCKS_PER_SCALE * WORD_LINES;
+        Some(Panels { rows: WORD_ROWS, tiles_of_few: TILES_PER_PASS, lines_of_few: lines, lines })
+    } else {
+        None
+    };
+    type Line = [u8; 64];
+    type Scales = StepsAndLows;
+
+    #[inline(always)]
+    fn operands(&self) -> &TileOperands<'_> {
+        &self.operands
     }
 
     #[inline(always)]

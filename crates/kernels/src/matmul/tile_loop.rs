@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! batch                              rows at a time     decoded to                    multiplied by
-//! up to `REGISTER_BATCH.most`        4                  registers                     its `widths` of tokens at a time
+//! up to `MOST_IN_REGISTERS`          4                  registers                     its widths of tokens at a time
 //! more                               16                 memory                        the arithmetic's widths of tokens
 //! more, `PANELS` (few registers)     4 or 16            a panel of columns in L1      64 tokens, one after the other
 //! ```
@@ -26,14 +26,6 @@ pub(super) struct TileOperands<'a> {
 
 /// Multiplies some rows of a matrix with an arithmetic; a [`crate::simd::Kernel`] for each product.
 pub(super) struct MultiplyRows<'a, P>(pub P, pub &'a RowTiles);
-
-/// Batches whose rows are decoded into registers.
-pub(super) struct RegisterBatch {
-    /// Most tokens of such a batch.
-    pub most: usize,
-    /// Numbers of tokens that a decoded block is multiplied by; other numbers decode it again.
-    pub widths: &'static [usize],
-}
 
 /// Sizes of the panels that rows are decoded to on processors with few registers.
 pub(super) struct Panels {
@@ -94,16 +86,14 @@ impl<L> RowScales<L> for () {
 
 /// A product with the rows of one weight format in one arithmetic.
 pub(super) trait Product<L: F32x16>: Copy {
-    const REGISTER_BATCH: RegisterBatch;
+    /// Most tokens of a batch whose rows are decoded into registers, see [`RegisterTile`].
+    const MOST_IN_REGISTERS: usize;
     /// `None` if larger batches decode whole rows.
     const PANELS: Option<Panels> = None;
     type Line: PanelLine;
     type Scales: RowScales<L>;
 
     fn operands(&self) -> &TileOperands<'_>;
-    /// Returns the lane sums of the products of four rows, of which n exist, and T tokens from `first` on. Decodes rows
-    /// into registers.
-    fn sums<const T: usize>(&self, rows: &[usize; ROWS], n: usize, first: usize) -> [[L; ROWS]; T];
     /// Returns the number of lines of a decoded row.
     fn lines(&self) -> usize;
     fn scales(&self, rows: &[usize]) -> Self::Scales;
@@ -202,20 +192,24 @@ pub(super) fn multiply_tokens<L, A: Tile<L>>(tile: &mut A, tokens: usize) {
     }
 }
 
-/// Four rows, of which n exist, that are decoded into registers.
-struct RegisterTile<'a, A, S> {
-    product: &'a A,
-    rows: [usize; ROWS],
-    n: usize,
+/// Four rows, of which n exist, that are decoded into registers. As a [`Tile`], its widths are the numbers of tokens that a decoded
+/// block is multiplied by; other numbers decode it again.
+pub(super) struct RegisterTile<'a, A, S> {
+    pub product: &'a A,
+    pub rows: [usize; ROWS],
+    pub n: usize,
     scales: S,
 }
 
-impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
-    const WIDTHS: &'static [usize] = A::REGISTER_BATCH.widths;
+impl<A, S> RegisterTile<'_, A, S> {
+    /// Stores the results of the lane sums of T tokens from `first` on, and returns T.
     #[inline(always)]
-    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
+    pub fn store<L: F32x16, const T: usize>(&self, first: usize, sums: &[[L; ROWS]; T]) -> usize
+    where
+        A: Product<L>,
+        S: RowScales<L>,
+    {
         let TileOperands { x, y, .. } = *self.product.operands();
-        let sums = self.product.sums::<T>(&self.rows, self.n, first);
         for t in 0..T {
             for (i, sum) in L::horizontal_sums(sums[t]).into_iter().enumerate().take(self.n) {
                 store(y, self.rows[i], first + t, self.scales.result(x, first + t, i, sum));
@@ -227,10 +221,13 @@ impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
 
 /// Multiplies all rows of a part by all tokens.
 #[inline(always)]
-pub(super) fn multiply_tiles<L: F32x16, A: Product<L>>(product: &A, tiles: &RowTiles) {
+pub(super) fn multiply_tiles<L: F32x16, A: Product<L>>(product: &A, tiles: &RowTiles)
+where
+    for<'t> RegisterTile<'t, A, A::Scales>: Tile<L>,
+{
     let TileOperands { rows: stored, x, y } = *product.operands();
     // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
-    if x.len() <= A::REGISTER_BATCH.most {
+    if x.len() <= A::MOST_IN_REGISTERS {
         for (rows, n) in tiles.each() {
             let scales = product.scales(&rows);
             multiply_tokens(&mut RegisterTile { product, rows, n, scales }, x.len());
