@@ -360,7 +360,7 @@ pub struct Counts {
     pub multiply_adds: u64,
     /// Experts that ran.
     pub experts: u64,
-    /// Experts, or products where functions run step by step, that did not run because their result is multiplied by zero.
+    /// Experts that did not run because their result is multiplied by zero.
     pub skipped: u64,
 }
 

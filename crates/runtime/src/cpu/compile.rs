@@ -6,7 +6,6 @@ mod known_values;
 mod outline;
 mod projection;
 mod uses;
-mod zero_skip;
 
 use super::function::CompiledFunction;
 use super::ir::OutlinedPlan;

@@ -14,11 +14,11 @@ use crate::backend::{Counts, OpTime};
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
+use anemoe_io::locked;
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
 use smallvec::SmallVec;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Executable form of a function.
@@ -50,10 +50,7 @@ pub struct CompiledFunction {
     carried: Option<Arc<KnownCarried>>,
     /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
     may_stay: bool,
-    bytes_read: AtomicU64,
-    multiply_adds: AtomicU64,
-    experts: AtomicU64,
-    skipped: AtomicU64,
+    counts: Mutex<Counts>,
 }
 
 impl CompiledFunction {
@@ -91,10 +88,7 @@ impl CompiledFunction {
             plans_by_shapes: None,
             carried: None,
             may_stay: false,
-            bytes_read: AtomicU64::new(0),
-            multiply_adds: AtomicU64::new(0),
-            experts: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
+            counts: Mutex::default(),
         }
     }
 
@@ -119,7 +113,7 @@ impl CompiledFunction {
         let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
         let mut outputs = vec![Tensor::default(); self.described.outputs.len()];
         let mut shapes = ValueShapes::new();
-        interpreter.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
+        interpreter.run(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
         Some(shapes)
     }
 
@@ -182,13 +176,7 @@ impl CompiledFunction {
 
     /// Returns the work done since compiling.
     pub fn counts(&self) -> Counts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
-            bytes_read: read(&self.bytes_read),
-            multiply_adds: read(&self.multiply_adds),
-            experts: read(&self.experts),
-            skipped: read(&self.skipped),
-        }
+        *locked(&self.counts)
     }
 
     /// Returns the time of each operation since compiling; empty unless [`Options::profile`] is set and the function is fused.
@@ -214,11 +202,9 @@ impl CompiledFunction {
         if let (Some(plans), Executable::Interpreter(interpreter)) = (&self.plans_by_shapes, &self.code)
             && let Some(plan) = plans.find(inputs, || self.trace(interpreter, inputs, states))
         {
-            let result = plan.run(inputs, states, outputs);
-            if let Ok(counts) = &result {
-                self.count(*counts);
-            }
-            return result;
+            let counts = plan.run(inputs, states, outputs)?;
+            *locked(&self.counts) += counts;
+            return Ok(counts);
         }
         outputs.resize_with(outputs.len().max(self.described.outputs.len()), Tensor::default);
         let places: SmallVec<[usize; 2]> = self
@@ -241,31 +227,22 @@ impl CompiledFunction {
             }
             Executable::Interpreter(interpreter) => {
                 let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
-                let result = interpreter.run(inputs, &mut tensors, outputs);
+                let result = interpreter.run(inputs, &mut tensors, outputs, None);
                 values.extend(tensors.into_iter().map(StateValue::Full));
                 result
             }
         };
         places.iter().zip(values).for_each(|(&i, value)| states.values[i] = value);
-        if let Ok(counts) = &result {
-            self.count(*counts);
-        }
-        result
-    }
-
-    /// Adds the work of a run to the counters.
-    fn count(&self, counts: Counts) {
-        self.bytes_read.fetch_add(counts.bytes_read, Ordering::Relaxed);
-        self.multiply_adds.fetch_add(counts.multiply_adds, Ordering::Relaxed);
-        self.experts.fetch_add(counts.experts, Ordering::Relaxed);
-        self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
+        let counts = result?;
+        *locked(&self.counts) += counts;
+        Ok(counts)
     }
 
     /// Adds a run as a term of a sum to the counters and times.
     pub(super) fn count_term(&self, counts: Counts, time: Duration) {
-        self.count(counts);
+        *locked(&self.counts) += counts;
         if let Executable::FusedPlan(plan) = &self.code {
-            plan.add_experts_time(time);
+            plan.add_time(0, time);
         }
     }
 

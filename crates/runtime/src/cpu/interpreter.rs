@@ -2,7 +2,7 @@
 //! runs of operations between control flow are calls of plans.
 
 use super::convolution::Convolution;
-use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
+use super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::located::Located;
 use super::ops::OpResult;
 use super::ops::shape::{count, with_limit};
@@ -38,75 +38,46 @@ pub(super) struct Interpreter {
     pub buffers: usize,
     pub constants: Vec<Arc<Tensor>>,
     pub instructions: Vec<Instr>,
-    pub zero_skips: Vec<ZeroSkip>,
-    /// Index of the zero skip of each step.
-    pub zero_skip_of: Vec<Option<usize>>,
-    /// Memory of earlier runs, for the next ones.
-    pub spare: Mutex<Vec<Buffers>>,
-}
-
-/// Values of a run, by buffer.
-#[derive(Default)]
-pub(super) struct Buffers {
-    values: Vec<Tensor>,
-    /// True for values that are known to be all zero.
-    zero: Vec<bool>,
+    /// Values by buffer of earlier runs, whose memory the next ones use.
+    pub spare: Mutex<Vec<Vec<Tensor>>>,
 }
 
 /// A run of a function.
 struct Execution<'a> {
     program: &'a Interpreter,
     buffers: Vec<Tensor>,
-    zero: Vec<bool>,
     state_values: &'a mut [Tensor],
     allowance: Allowance,
     counts: Counts,
 }
 
 impl Interpreter {
-    /// Runs the function on checked inputs, writes its results to `outputs` and returns the work. `states` are in the function's
-    /// order.
+    /// Runs the function on checked inputs, writes its results to `outputs` and returns the work; writes the shapes of all values
+    /// to `shapes`. `states` are in the function's order.
     ///
     /// # Errors
     /// An instruction fails, or would take more memory than its inputs justify.
-    pub fn run(&self, inputs: &[&Tensor], states: &mut [Tensor], outputs: &mut [Tensor]) -> Result<Counts> {
-        self.run_traced(inputs, states, outputs, None)
-    }
-
-    /// Runs the function like [`Interpreter::run`] and writes the shapes of all values to `shapes`.
-    ///
-    /// # Errors
-    /// Fails like [`Interpreter::run`].
-    pub fn run_traced(
+    pub fn run(
         &self,
         inputs: &[&Tensor],
         states: &mut [Tensor],
         outputs: &mut [Tensor],
         shapes: Option<&mut ValueShapes>,
     ) -> Result<Counts> {
-        let spare = locked(&self.spare).pop();
-        let Buffers { mut values, mut zero } = spare.unwrap_or_default();
-        values.resize_with(self.buffers, Tensor::default);
-        zero.resize(self.buffers, false);
+        let mut buffers = locked(&self.spare).pop().unwrap_or_default();
+        buffers.resize_with(self.buffers, Tensor::default);
         let bytes = inputs.iter().map(|t| t.len() as u64 * 4).fold(0, u64::saturating_add);
-        let mut run = Execution {
-            program: self,
-            buffers: values,
-            zero,
-            state_values: states,
-            allowance: self.allowance.with_inputs(bytes),
-            counts: Counts::default(),
-        };
+        let allowance = self.allowance.with_inputs(bytes);
+        let counts = Counts::default();
+        let mut run = Execution { program: self, buffers, state_values: states, allowance, counts };
         let result = run.take_inputs(inputs).and_then(|()| run.all(shapes));
         if result.is_ok() {
             for (place, out) in self.outputs.iter().zip(outputs) {
                 super::ops::copy_tensor(run.place(*place), out);
             }
         }
-        let counts = run.counts;
-        let buffers = Buffers { values: run.buffers, zero: run.zero };
-        locked(&self.spare).push(buffers);
-        result.map(|()| counts)
+        locked(&self.spare).push(run.buffers);
+        result.map(|()| run.counts)
     }
 
     /// Frees the memory of earlier runs.
@@ -132,35 +103,12 @@ impl Execution<'_> {
                 Data::Bool(v) => target.reset_bool(shape).copy_from_slice(v),
                 Data::Str(_) => return Err(Error::input("a string input")),
             }
-            self.zero[*buffer] = false;
         }
         Ok(())
     }
 
     fn all(&mut self, mut shapes: Option<&mut ValueShapes>) -> Result<()> {
-        let instructions = &self.program.instructions;
-        let mut skip: Vec<Option<bool>> = vec![None; self.program.zero_skips.len()];
-        for (i, step) in instructions.iter().enumerate() {
-            if let Some(g) = self.program.zero_skip_of.get(i).copied().flatten() {
-                let zero_skip = &self.program.zero_skips[g];
-                let all_zero = *skip[g].get_or_insert_with(|| {
-                    let zero = |v: &[f32]| v.iter().all(|&x| x == 0.0);
-                    self.buffers[zero_skip.weight].as_f32().is_some_and(zero)
-                        && self.product_shape(&instructions[zero_skip.product], zero_skip.weight).is_some()
-                });
-                let all_zero = all_zero && shapes.is_none();
-                if all_zero && i != zero_skip.product {
-                    self.counts.skipped += 1;
-                    continue;
-                }
-                if all_zero && let Some(shape) = self.product_shape(step, zero_skip.weight) {
-                    self.counts.skipped += 1;
-                    let out = zero_skip.out;
-                    self.buffers[out].reset_f32(&shape).fill(0.0);
-                    self.zero[out] = true;
-                    continue;
-                }
-            }
+        for step in &self.program.instructions {
             self.step(step)?;
             if let Some(shapes) = &mut shapes {
                 for (name, buffer) in step.results.iter().zip(step.writes()) {
@@ -169,30 +117,6 @@ impl Execution<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Returns the shape of a product whose other factor was not computed: the declared type, with unknown sizes taken from the
-    /// factor `weight`. Returns none where the other factor may be larger than `weight`.
-    fn product_shape(&self, step: &Instr, weight: usize) -> Option<Vec<usize>> {
-        let ty = step.types.first().filter(|ty| ty.has_rank())?;
-        let known = &self.buffers[weight].shape;
-        // With a single token a size of 1 is right; otherwise a weight of size 1 may apply to all tokens.
-        let single = || {
-            self.program.inputs.iter().all(|(buffer, ty)| {
-                let sizes = ty.dims.iter().zip(&self.buffers[*buffer].shape);
-                ty.rank() == self.buffers[*buffer].shape.len()
-                    && sizes.into_iter().all(|(dim, n)| dim.fixed().is_some() || *n == 1)
-            })
-        };
-        (0..ty.rank())
-            .map(|i| match ty.dims[i].fixed() {
-                Some(n) => Some(n as usize),
-                None => (known.len() + i)
-                    .checked_sub(ty.rank())
-                    .and_then(|k| known.get(k).copied())
-                    .filter(|n| *n != 1 || single()),
-            })
-            .collect()
     }
 
     fn place(&self, place: ValueRef) -> &Tensor {
@@ -239,28 +163,22 @@ impl Execution<'_> {
                     check_result(&result, ty)?;
                     self.round(&mut result, ty);
                     self.buffers[b] = result;
-                    self.zero[b] = false;
                 }
             }
             InstrKind::Project { projection, x, bias, to } => {
                 let mut y = std::mem::take(&mut self.buffers[*to]);
-                let known_zero =
-                    matches!(x, ValueRef::Buffer(b) if self.zero[*b]) && self.program.options.skip_zero;
-                let counts = self.project(projection, *x, *bias, known_zero, &mut y)?;
-                self.counts += counts;
+                self.counts += self.project(projection, *x, *bias, &mut y)?;
                 if let Some(ty) = step.types.first() {
                     check_result(&y, ty)?;
                     self.round(&mut y, ty);
                 }
                 self.buffers[*to] = y;
-                self.zero[*to] = known_zero && bias.is_none();
             }
             InstrKind::Copy { from, to } => {
                 let mut t = std::mem::take(&mut self.buffers[*to]);
                 let source = self.place(*from);
                 super::ops::copy_tensor(source, &mut t);
                 self.buffers[*to] = t;
-                self.zero[*to] = false;
             }
             InstrKind::WriteState { state, data } => {
                 let mut value = std::mem::take(&mut self.state_values[*state]);
@@ -291,7 +209,6 @@ impl Execution<'_> {
                 }
                 for (&b, result) in outputs.iter().zip(results) {
                     self.buffers[b] = result;
-                    self.zero[b] = false;
                 }
             }
             InstrKind::Cond { pred, yes, no, outputs } => {
@@ -340,7 +257,6 @@ impl Execution<'_> {
         let values: Vec<Tensor> = from.iter().map(|&p| self.place(p).clone()).collect();
         for (&b, value) in to.iter().zip(values) {
             self.buffers[b] = value;
-            self.zero[b] = false;
         }
     }
 
@@ -359,7 +275,6 @@ impl Execution<'_> {
         projection: &Projection,
         x: ValueRef,
         bias: Option<ValueRef>,
-        known_zero: bool,
         y: &mut Tensor,
     ) -> OpResult<Counts> {
         let x = self.place(x);
@@ -367,7 +282,6 @@ impl Execution<'_> {
             x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;
         let bias = bias.map(|b| self.place(b));
         let bias = bias.and_then(Tensor::as_f32);
-        let mut counts = Counts::default();
         let check_bias = |rows: usize| match bias.is_some_and(|b| b.len() != rows) {
             true => Err(OpError::Invalid(format!("bias of another length than {rows} outputs"))),
             false => Ok(()),
@@ -378,13 +292,7 @@ impl Execution<'_> {
                 count(&shape)?;
                 check_bias(shape[1])?;
                 let out = y.reset_f32(&shape);
-                if known_zero {
-                    for (i, plane) in out.chunks_exact_mut(window.positions().max(1)).enumerate() {
-                        plane.fill(bias.map_or(0.0, |b| b[i % shape[1]]));
-                    }
-                } else {
-                    counts = conv.run_dense(&window, (x.shape[0], x.shape[1]), values, out, bias)?;
-                }
+                conv.run_dense(&window, (x.shape[0], x.shape[1]), values, out, bias)
             }
             Projection::Linear { weight, input, output } => {
                 let (rows, cols) = (weight.rows(), weight.cols());
@@ -404,7 +312,7 @@ impl Execution<'_> {
                 check_bias(rows)?;
                 let out = y.reset_f32(&shape);
                 let w = weight.matrix();
-                counts = Counts::product(w.bytes_read(), out.len(), cols);
+                let counts = Counts::product(w.bytes_read(), out.len(), cols);
                 let tokens = match (across, *output) {
                     (None, 1) => values.len() / cols.max(1),
                     (Some(n), _) => n,
@@ -437,8 +345,8 @@ impl Execution<'_> {
                         transpose(Pool::global(), (rows, tokens), (&transposed, from), (out, to));
                     }
                 }
+                Ok(counts)
             }
         }
-        Ok(counts)
     }
 }

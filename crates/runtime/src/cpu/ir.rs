@@ -100,16 +100,6 @@ pub(super) struct Instr {
     pub work: InstrKind,
 }
 
-/// Instructions that are skipped when `weight` is all zero.
-pub(super) struct ZeroSkip {
-    /// Buffer of the small factor.
-    pub weight: usize,
-    /// Index of the instruction that multiplies by `weight`; its result is zero then.
-    pub product: usize,
-    /// Buffer of the product's result.
-    pub out: usize,
-}
-
 impl Instr {
     pub fn new(at: &Located<'_>, work: InstrKind) -> Instr {
         Instr::typed(at, work, Vec::new())
@@ -194,31 +184,5 @@ impl Instr {
             InstrKind::Kernel { values, .. } => values,
             _ => &[],
         }
-    }
-
-    /// Tells whether skipping the step has no effect beyond its results.
-    pub fn is_pure(&self) -> bool {
-        matches!(self.work, InstrKind::Kernel { .. } | InstrKind::Project { .. })
-    }
-
-    pub fn is_projection(&self) -> bool {
-        matches!(self.work, InstrKind::Project { .. })
-    }
-
-    /// Returns the two factors and the result's buffer of a `mul`.
-    pub fn product(&self) -> Option<(ValueRef, ValueRef, usize)> {
-        match &self.work {
-            InstrKind::Kernel { inputs, outputs, .. } if self.op_type == "mul" => {
-                let of = |param: &str| inputs.iter().find(|o| o.param == param).map(|o| o.place);
-                Some((of("x")?, of("y")?, *outputs.first()?))
-            }
-            _ => None,
-        }
-    }
-
-    /// Tells whether the product may be `value` scaled by `weight`: two different operands and a float result. Whether the result
-    /// has the shape of `value` is checked when the product runs.
-    pub fn scales(&self, value: ValueRef, weight: ValueRef) -> bool {
-        value != weight && self.types.first().is_some_and(|t| t.dtype.is_float())
     }
 }

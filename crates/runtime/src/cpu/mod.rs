@@ -79,7 +79,7 @@ impl Products {
 pub struct Options {
     /// Rounding of results.
     pub precision: Precision,
-    /// Skip steps whose result is multiplied by zero: experts whose routing weight is zero for every token.
+    /// Leave out the experts of fused functions whose routing weight is zero for every token.
     pub skip_zero: bool,
     /// Run functions of fixed shapes as fused nodes over planned buffers.
     pub fuse: bool,

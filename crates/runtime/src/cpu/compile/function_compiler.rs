@@ -19,7 +19,6 @@ use super::known_values::{Definition, KnownValues};
 use super::outline::{CALL, CALL_INPUTS, OutlinedPlans};
 use super::projection::projection;
 use super::uses::{count_op, count_uses};
-use super::zero_skip::find_zero_skips;
 use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -207,10 +206,6 @@ impl LoweredFunction<'_> {
         let state_bytes = states.iter().map(|(_, ty)| bytes_of(ty)).fold(0, u64::saturating_add);
         let checked = c.need.check(c.allowance, values, state_bytes);
         checked.map_err(|what| Error::invalid(package.path(), format!("function `{function}`: {what}")))?;
-        let (zero_skips, zero_skip_of) = match options.skip_zero {
-            true => find_zero_skips(&instructions, &outputs),
-            false => (Vec::new(), vec![None; instructions.len()]),
-        };
         let types = inputs.iter().map(|(_, ty)| ty.clone()).collect();
         let code = Executable::Interpreter(Interpreter {
             path: package.path().to_path_buf(),
@@ -222,8 +217,6 @@ impl LoweredFunction<'_> {
             buffers: c.buffers,
             constants: c.known.constants,
             instructions,
-            zero_skips,
-            zero_skip_of,
             spare: Mutex::default(),
         });
         let (path, name) = (package.path().to_path_buf(), function.to_string());
