@@ -1,6 +1,6 @@
 //! Generates tokens from a prompt.
 
-use crate::model::{Logits, Model, Sequence};
+use crate::model::{Logits, Model, Request, Sequence};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculate::{DraftRoom, Drafter, PassTime, Speculation, SpeculationReport};
 use crate::{Error, Result};
@@ -100,7 +100,9 @@ pub fn generate(
         model.prepare(tokens, Logits::Last);
     }
     let mut drafter = Drafter::new(options.speculation.clone());
-    let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
+    let mut logits: Vec<Vec<f32>> = Vec::new();
+    let mut request = [Request { sequence: &mut *sequence, ids: rest, logits: Logits::Last }];
+    model.advance(&mut request, options.prefill_chunk, &mut |_, _| (), &mut |_, row| logits.push(row))?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
@@ -162,7 +164,9 @@ pub fn generate(
         let room = DraftRoom::alone(ids.len(), options.max_new - ids.len());
         drafter.plan(model, sequence, last, &room, &sampler);
         model.reuse_rows(logits.drain(..));
-        logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
+        let mut request =
+            [Request { sequence: &mut *sequence, ids: drafter.pass(), logits: drafter.wanted() }];
+        model.advance(&mut request, None, &mut |_, _| (), &mut |_, row| logits.push(row))?;
         pass_time = Some(started.elapsed());
     };
     let decode_tokens = sequence.position() - prompt.len();

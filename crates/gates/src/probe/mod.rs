@@ -275,8 +275,8 @@ fn one(
         for (position, token) in tokens.iter().take(segment.chain.model.max_context).enumerate() {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
             let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
-            let expected = fp16.step_from(&mut of_fp16, &registers, &mut read)?;
-            let own = own.step_from(&mut of_own, &registers, &mut read)?;
+            let expected = fp16.pass_from(&mut of_fp16, 1, &registers, &mut read)?;
+            let own = own.pass_from(&mut of_own, 1, &registers, &mut read)?;
             let compared = Compared::of(&expected, &own);
             let flip = flips.get(position).and_then(Option::as_ref);
             let excused = found.excused;

@@ -217,8 +217,8 @@ impl OwnRouter {
                     |r: &Router| left.get(&r.logits).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
                 self.routers.iter().map(of).collect()
             };
-            let expected = self.fp16.step_from(&mut of_fp16, &registers, &mut read)?;
-            let own = self.own.step_from(&mut of_own, &registers, &mut read)?;
+            let expected = self.fp16.pass_from(&mut of_fp16, 1, &registers, &mut read)?;
+            let own = self.own.pass_from(&mut of_own, 1, &registers, &mut read)?;
             let mut layers = self.routers.iter().zip(expected.iter().zip(&own));
             all.push(layers.find_map(|(r, (expected, own))| flip(expected, own, r.bias.as_deref(), r.top_k)));
         }

@@ -4,7 +4,7 @@ use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
-use super::fused::{FusedPlan, add_experts};
+use super::fused::experts::{self, Pack, SumTarget, are_alike};
 use super::plans_by_tokens::PlansByTokens;
 use super::recent::Recent;
 use super::shared_constants::CompileContext;
@@ -441,23 +441,26 @@ impl BackendFunction for CompiledFunction {
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
         let mut functions: SmallVec<[&CompiledFunction; INLINE_TERMS]> = SmallVec::new();
-        let mut plans: SmallVec<[(&FusedPlan, &[&Tensor]); INLINE_TERMS]> = SmallVec::new();
+        let mut packs: SmallVec<[Pack<'_>; INLINE_TERMS]> = SmallVec::new();
         for term in terms {
             let function: &dyn Any = term.function;
             let function = function.downcast_ref::<CompiledFunction>();
-            let (Some(function), Some(plan)) = (function, function.and_then(|f| f.plan())) else {
+            let Some((function, pack)) = function.and_then(|f| Some((f, f.plan()?.pack(term.inputs)?)))
+            else {
                 return backend::run_each(terms, sum);
             };
             function.check_inputs(term.inputs)?;
             functions.push(function);
-            plans.push((plan, term.inputs));
+            packs.push(pack);
         }
-        let mut counts: SmallVec<[Counts; INLINE_TERMS]> = smallvec![Counts::default(); plans.len()];
-        if !add_experts(&plans, sum, &mut counts).map_err(|e| self.error_at(0, e))? {
+        let n = sum.as_f32().map_or(0, <[f32]>::len);
+        let Some(to) = sum.as_f32_mut().filter(|_| are_alike(&packs, n)) else {
             return backend::run_each(terms, sum);
-        }
+        };
+        let mut counts: SmallVec<[Counts; INLINE_TERMS]> = smallvec![Counts::default(); packs.len()];
+        experts::sum(&packs, SumTarget::Added(to), &mut counts);
         let (time, all) = (started.elapsed(), counts.iter().map(|c| c.bytes_read).sum::<u64>());
-        let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / plans.len() as f64 };
+        let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / packs.len() as f64 };
         let times: Times = counts.iter().map(|c| time.mul_f64(share(c.bytes_read))).collect();
         functions.iter().zip(counts).zip(&times).for_each(|((f, counts), time)| f.count_term(counts, *time));
         Ok(times)

@@ -9,7 +9,7 @@ use super::host;
 use super::kept_rows::{RowsByInput, append_rows, fill_rows};
 use crate::backend::{
     BackendFunction, BackendPackage, CallOperands, CallTokens, FunctionCall, FunctionInput, INLINE_TERMS,
-    KeptRows, SequenceStates, Term, Times,
+    KeptRows, SequenceStates, Term,
 };
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -157,7 +157,7 @@ type Packages = [Box<dyn BackendPackage>];
 pub(super) struct Prepared {
     /// Index of its package.
     pub package: usize,
-    function: Arc<dyn BackendFunction>,
+    pub function: Arc<dyn BackendFunction>,
     /// Sources of the function's inputs, in their order.
     inputs: Vec<InputSource>,
     /// Targets of the function's outputs, in their order.
@@ -284,7 +284,8 @@ impl Call {
             && !reads(other, own)
     }
 
-    fn contradiction(&self, bundle: &Path, what: String) -> Error {
+    /// Makes an error of the chain at this call.
+    pub fn contradiction(&self, bundle: &Path, what: String) -> Error {
         Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{}`: {what}", self.shard))
     }
 
@@ -510,40 +511,30 @@ impl Call {
     }
 }
 
-/// Adds up the results of calls that are alike and have no states, as one job if the backend can. Returns the time of each call.
-///
-/// # Errors
-/// Fails like [`Call::run`].
-pub(super) fn run_sum(
-    calls: &[(&Call, Arc<Prepared>)],
-    tokens: usize,
-    registers: &mut [Tensor],
-    scratch: &mut CallScratch,
-    bundle: &Path,
-) -> Result<Times> {
-    scratch.terms.resize_with(scratch.terms.len().max(calls.len()), Vec::new);
-    for ((call, prepared), copies) in calls.iter().zip(&mut scratch.terms) {
-        let gathered = prepared.gather(0..tokens, tokens, tokens, copies, registers);
-        gathered.map_err(|what| call.contradiction(bundle, what))?;
+impl CallScratch {
+    /// Gathers the inputs of terms of a sum, which are `tokens` tokens wide. An error has the index of its term.
+    pub fn gather(
+        &mut self,
+        terms: &[Arc<Prepared>],
+        tokens: usize,
+        registers: &[Tensor],
+    ) -> std::result::Result<(), (usize, String)> {
+        self.terms.resize_with(self.terms.len().max(terms.len()), Vec::new);
+        for (i, (prepared, copies)) in terms.iter().zip(&mut self.terms).enumerate() {
+            let gathered = prepared.gather(0..tokens, tokens, tokens, copies, registers);
+            gathered.map_err(|what| (i, what))?;
+        }
+        Ok(())
     }
-    let Some((_, first)) = calls.first() else { return Ok(Times::new()) };
-    let Some(OutputSink::Register(target)) = first.outputs.first() else { return Ok(Times::new()) };
-    let mut sum = std::mem::take(&mut registers[target.register]);
-    let times = {
-        let inputs: SmallVec<[CallOperands<'_>; INLINE_TERMS]> = calls
-            .iter()
-            .zip(&scratch.terms)
-            .map(|((_, prepared), copies)| prepared.operands(copies, registers))
-            .collect();
-        let terms: SmallVec<[Term<'_>; INLINE_TERMS]> = calls
-            .iter()
-            .zip(&inputs)
-            .map(|((_, prepared), inputs)| Term { function: prepared.function.as_ref(), inputs })
-            .collect();
-        first.function.run_sum(&terms, &mut sum)
-    };
-    registers[target.register] = sum;
-    times
+
+    /// Returns the inputs of each term, after [`CallScratch::gather`].
+    pub fn operands<'a>(
+        &'a self,
+        terms: &'a [Arc<Prepared>],
+        registers: &'a [Tensor],
+    ) -> impl Iterator<Item = CallOperands<'a>> {
+        terms.iter().zip(&self.terms).map(|(prepared, copies)| prepared.operands(copies, registers))
+    }
 }
 
 /// Returns a register, or the copy that a call reads in its place.
@@ -560,6 +551,19 @@ impl Prepared {
     /// Tells whether the call takes exactly `tokens` tokens, without padding.
     pub fn is_exact(&self, tokens: usize) -> bool {
         self.width == Some(tokens)
+    }
+
+    /// Returns the register that its only output goes to; the first one where it has others.
+    pub fn target(&self) -> usize {
+        match self.outputs.first() {
+            Some(OutputSink::Register(sink)) => sink.register,
+            _ => 0,
+        }
+    }
+
+    /// Makes a term of a sum.
+    pub fn term<'a>(&'a self, inputs: &'a [&'a Tensor]) -> Term<'a> {
+        Term { function: self.function.as_ref(), inputs }
     }
 
     /// Tells whether all inputs come from registers.

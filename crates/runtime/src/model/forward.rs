@@ -1,6 +1,6 @@
 //! Runs tokens through the layers and the head.
 
-use super::call::{Call, CallContext, HostValues, Piece, Prepared, SequenceMemory, run_sum};
+use super::call::{Call, CallContext, HostValues, Piece, Prepared, SequenceMemory};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, HostTokens};
@@ -8,7 +8,7 @@ use super::kept_rows::MOST_UNDONE;
 use super::sequence::{PackageStates, Sequence};
 use super::workspace::{HostValue, PassWorkspace};
 use super::{Logits, Model, Registers, locked};
-use crate::backend::{CallTokens, INLINE_TERMS};
+use crate::backend::{CallOperands, CallTokens, INLINE_TERMS, Term};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
@@ -30,8 +30,8 @@ const SPARE_ROWS: usize = 32;
 /// Positions after a call of a function that sees no positions.
 const NO_POSITION: usize = 0;
 
-/// Calls whose results are added up, with their functions.
-type Terms<'a> = SmallVec<[(&'a Call, Arc<Prepared>); INLINE_TERMS]>;
+/// Functions whose results are added up.
+type Terms = SmallVec<[Arc<Prepared>; INLINE_TERMS]>;
 
 /// One sequence of a batch, and its next tokens.
 pub struct Request<'a> {
@@ -92,6 +92,18 @@ impl HostValues for Host<'_> {
     }
 }
 
+/// Writes a register, which `write` changes with the other registers.
+fn write(
+    registers: &mut [Tensor],
+    to: usize,
+    write: impl FnOnce(&mut Tensor, &[Tensor]) -> std::result::Result<(), String>,
+) -> std::result::Result<(), String> {
+    let mut target = std::mem::take(&mut registers[to]);
+    let done = write(&mut target, registers);
+    registers[to] = target;
+    done
+}
+
 /// Most tokens of a pass, if no function is declared for more. Backends that run functions only as they are declared split a
 /// pass into pieces.
 const MAX_UNDECLARED_TOKENS: usize = 64;
@@ -125,7 +137,7 @@ impl Model {
     /// appended then. Or a package fails: the sequences of its pass have to be cleared then.
     pub fn forward(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<Vec<f32>>>> {
         let mut logits = vec![Vec::new(); requests.len()];
-        self.run(requests, None, &mut |_, _| (), &mut |request, row| logits[request].push(row))?;
+        self.advance(requests, None, &mut |_, _| (), &mut |request, row| logits[request].push(row))?;
         Ok(logits)
     }
 
@@ -142,10 +154,7 @@ impl Model {
         logits: Logits,
         chunk: Option<usize>,
     ) -> Result<Vec<Vec<f32>>> {
-        let mut rows = Vec::new();
-        let mut requests = [Request { sequence, ids, logits }];
-        self.run(&mut requests, chunk, &mut |_, _| (), &mut |_, row| rows.push(row))?;
-        Ok(rows)
+        self.append_watched(sequence, ids, logits, chunk, &mut |_, _| ())
     }
 
     /// Appends `ids` like [`Model::append`], and shows `watch` the residual stream between layers.
@@ -162,7 +171,7 @@ impl Model {
     ) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::new();
         let mut requests = [Request { sequence, ids, logits }];
-        self.run(&mut requests, chunk, watch, &mut |_, row| rows.push(row))?;
+        self.advance(&mut requests, chunk, watch, &mut |_, row| rows.push(row))?;
         Ok(rows)
     }
 
@@ -173,21 +182,8 @@ impl Model {
         spare.extend(rows.into_iter().take(room));
     }
 
-    /// Appends one token whose registers are given: `hidden` in place of an embedding, and all registers that the steps read
-    /// before they write them. Shows `read` the registers after the steps.
-    ///
-    /// # Errors
-    /// Fails like [`Model::pass_from`].
-    pub fn step_from<T>(
-        &self,
-        sequence: &mut Sequence,
-        registers: &[(&str, &[f32])],
-        read: &mut dyn FnMut(Registers<'_>) -> T,
-    ) -> Result<T> {
-        self.pass_from(sequence, 1, registers, read)
-    }
-
-    /// Appends `tokens` tokens in one pass like [`Model::step_from`]; registers are `[channels, tokens]`.
+    /// Appends `tokens` tokens in one pass. Their registers, `[channels, tokens]`, are given: `hidden` in place of embeddings, and
+    /// all registers that the steps read before they write them. Shows `read` the registers after the steps.
     ///
     /// # Errors
     /// There are no tokens, or more than the context or a ring of a cache has room for; a register is not one of the chain's, or
@@ -323,7 +319,10 @@ impl Model {
 
     /// Runs requests in passes of as many tokens as one call takes, at most `chunk`. Calls `out` with the request's index and
     /// each row of logits.
-    fn run(
+    ///
+    /// # Errors
+    /// Fails like [`Model::forward`].
+    pub(crate) fn advance(
         &self,
         requests: &mut [Request<'_>],
         chunk: Option<usize>,
@@ -501,49 +500,56 @@ impl Model {
         let program = if head { &self.head } else { &self.body };
         workspace.pass += 1;
         for op in &program.steps {
-            let registers = &mut workspace.registers;
-            let wrong = |what: String| Error::invalid(self.bundle.join(CHAIN_FILE), what);
-            match op {
+            let PassWorkspace { registers, ranking, .. } = &mut *workspace;
+            let done = match op {
                 ChainOp::Zero { register, channels } => {
                     registers[*register].reset_f32(&[1, *channels, 1, tokens]).fill(0.0);
+                    Ok(())
                 }
                 ChainOp::Route { logits, weights, routing } => {
-                    let mut target = std::mem::take(&mut registers[*weights]);
-                    let routed =
-                        host::route(&registers[*logits], &mut target, routing, &mut workspace.ranking);
-                    registers[*weights] = target;
-                    routed.map_err(wrong)?;
+                    write(registers, *weights, |to, all| host::route(&all[*logits], to, routing, ranking))
                 }
-                ChainOp::Residual { stream, branch, mix } => {
-                    let mut target = std::mem::take(&mut registers[*stream]);
-                    let mixed = mix.apply(&mut target, branch.map(|b| &registers[b]));
-                    if self.fp16_stream
-                        && let Some(values) = target.as_f32_mut()
-                    {
-                        anemoe_kernels::round_to_f16(values);
+                ChainOp::Residual { stream, branch, mix } => write(registers, *stream, |to, all| {
+                    mix.apply(to, branch.map(|b| &all[b]))?;
+                    if self.fp16_stream {
+                        anemoe_kernels::round_to_f16(to.as_f32_mut().unwrap_or_default());
                     }
-                    registers[*stream] = target;
-                    mixed.map_err(wrong)?;
-                }
+                    Ok(())
+                }),
                 ChainOp::Normalize { from, to, norm } => {
-                    let mut target = std::mem::take(&mut registers[*to]);
-                    let done = norm.apply(&registers[*from], &mut target);
-                    registers[*to] = target;
-                    done.map_err(wrong)?;
+                    write(registers, *to, |to, all| norm.apply(&all[*from], to))
                 }
                 ChainOp::AddScaled { register, from, weights, row } => {
-                    let mut target = std::mem::take(&mut registers[*register]);
-                    let added = host::add_scaled(&mut target, &registers[*from], &registers[*weights], *row);
-                    registers[*register] = target;
-                    added.map_err(wrong)?;
+                    write(registers, *register, |to, all| {
+                        host::add_scaled(to, &all[*from], &all[*weights], *row)
+                    })
                 }
                 ChainOp::Calls(calls) => {
                     if let Some(layer) = calls[0].begins {
                         watch(layer, &registers[self.hidden]);
                     }
-                    self.calls(calls, head, parts, tokens, workspace)?;
+                    self.choose(calls, tokens, workspace);
+                    match self.terms(calls, tokens, workspace)? {
+                        None => self.run_calls(calls, head, parts, tokens, workspace)?,
+                        Some(prepared) => {
+                            let PassWorkspace { registers, scratch, .. } = &mut *workspace;
+                            let mut sum = std::mem::take(&mut registers[prepared[0].target()]);
+                            let times = {
+                                let inputs: SmallVec<[CallOperands<'_>; INLINE_TERMS]> =
+                                    scratch.operands(&prepared, registers).collect();
+                                let terms: SmallVec<[Term<'_>; INLINE_TERMS]> =
+                                    prepared.iter().zip(&inputs).map(|(p, inputs)| p.term(inputs)).collect();
+                                prepared[0].function.run_sum(&terms, &mut sum)
+                            };
+                            registers[prepared[0].target()] = sum;
+                            let counted = prepared.iter().zip(times?);
+                            counted.for_each(|(p, time)| self.counters.add(p.package, time));
+                        }
+                    }
+                    Ok(())
                 }
-            }
+            };
+            done.map_err(|what| Error::invalid(self.bundle.join(CHAIN_FILE), what))?;
         }
         if !head {
             watch(self.chain.model.num_layers, &workspace.registers[self.hidden]);
@@ -551,53 +557,34 @@ impl Model {
         Ok(())
     }
 
-    /// Runs the calls whose experts are chosen, and those without a condition.
-    fn calls(
+    /// Chooses the calls whose experts are chosen, and those without a condition.
+    fn choose(
         &self,
         calls: &[Call],
-        head: bool,
-        parts: &mut [PassPart<'_>],
         tokens: usize,
-        workspace: &mut PassWorkspace,
-    ) -> Result<()> {
-        let PassWorkspace { registers, wanted, scratch, .. } = workspace;
-        wanted.clear();
-        for (i, call) in calls.iter().enumerate() {
-            let zero = call.when.as_ref().is_some_and(|(register, rows)| {
+        PassWorkspace { registers, wanted, .. }: &mut PassWorkspace,
+    ) {
+        let zero = |call: &Call| {
+            call.when.as_ref().is_some_and(|(register, rows)| {
                 let v = registers[*register].as_f32().unwrap_or_default();
                 let range = rows.start * tokens..(rows.start + rows.count) * tokens;
                 v.get(range).is_some_and(|v| v.iter().all(|&x| x == 0.0))
-            });
-            if !zero {
-                wanted.push(i);
-            }
-        }
+            })
+        };
+        wanted.clear();
+        wanted.extend((0..calls.len()).filter(|&i| !zero(&calls[i])));
         let skipped = (calls.len() - wanted.len()) as u64;
         self.counters.skipped.fetch_add(skipped, Ordering::Relaxed);
-        // Even a single term runs as a sum, so that its result is the same as beside other terms.
-        if calls.len() > 1
-            && !wanted.is_empty()
-            && !self.low_memory
-            && let Some(terms) = self.terms(calls, wanted, tokens)?
-        {
-            let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
-            for ((_, prepared), time) in terms.iter().zip(times) {
-                self.counters.add(prepared.package, time);
-            }
-            return Ok(());
-        }
-        for k in 0..workspace.wanted.len() {
-            let call = &calls[workspace.wanted[k]];
-            self.call(call, head, parts, tokens, workspace)?;
-            if self.low_memory {
-                call.packages().for_each(|package| self.packages[package].release());
-            }
-        }
-        Ok(())
     }
 
-    /// Prepares calls that add to one register as one job; none where they have states, read host inputs, or need padding.
-    fn terms<'a>(&self, calls: &'a [Call], wanted: &[usize], tokens: usize) -> Result<Option<Terms<'a>>> {
+    /// Prepares the chosen calls, which add to one register, as terms of one sum, and gathers their inputs; none where they have
+    /// states, read host inputs, or need padding. Even a single term runs as a sum, so that its result is the same as beside
+    /// other terms.
+    fn terms(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<Option<Terms>> {
+        let PassWorkspace { registers, wanted, scratch, .. } = workspace;
+        if calls.len() < 2 || wanted.is_empty() || self.low_memory {
+            return Ok(None);
+        }
         let mut terms = Terms::new();
         for call in wanted.iter().map(|&i| &calls[i]) {
             if call.has_states(&self.packages, &self.bundle)? {
@@ -607,9 +594,30 @@ impl Model {
             if !prepared.is_exact(tokens) || !prepared.reads_registers() {
                 return Ok(None);
             }
-            terms.push((call, prepared));
+            terms.push(prepared);
         }
+        let gathered = scratch.gather(&terms, tokens, registers);
+        gathered.map_err(|(i, what)| calls[wanted[i]].contradiction(&self.bundle, what))?;
         Ok(Some(terms))
+    }
+
+    /// Runs the chosen calls one after the other.
+    fn run_calls(
+        &self,
+        calls: &[Call],
+        head: bool,
+        parts: &mut [PassPart<'_>],
+        tokens: usize,
+        workspace: &mut PassWorkspace,
+    ) -> Result<()> {
+        for k in 0..workspace.wanted.len() {
+            let call = &calls[workspace.wanted[k]];
+            self.call(call, head, parts, tokens, workspace)?;
+            if self.low_memory {
+                call.packages().for_each(|package| self.packages[package].release());
+            }
+        }
+        Ok(())
     }
 
     /// Runs one call: once over all tokens, or once per sequence if the function has states and the backend does not run several

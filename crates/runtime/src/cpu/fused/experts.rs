@@ -1,6 +1,5 @@
 //! A sum of gated MLPs, each times a weight per token. Only experts with a nonzero weight are read, and only for their tokens.
 
-use super::super::ops::OpResult;
 use super::super::weights::StoredWeight;
 use super::inputs::NodeInputs;
 use super::rounded;
@@ -8,6 +7,7 @@ use super::view::View;
 use crate::backend::Counts;
 use crate::tensor::Tensor;
 use anemoe_kernels::{Columns, GateFunction, Isa, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ pub(super) struct Experts {
 
 /// Memory of experts while they run.
 #[derive(Default)]
-pub(super) struct ExpertWorkspace {
+struct ExpertWorkspace {
     /// The input, packed in each layout that the packs multiply.
     x: [PackedActivations; Layout::ALL.len()],
     /// The input with the channels of a token together, where it is not stored so.
@@ -100,12 +100,35 @@ pub(super) struct ExpertWorkspace {
     scratch: [ExpertScratch; EXPERTS_PER_JOB],
     /// Indices of pack and expert, for each chosen expert.
     chosen: Vec<(usize, usize)>,
+    /// The sum, where it is added to other values.
+    sum: Vec<f32>,
+}
+
+thread_local! {
+    static WORKSPACE: RefCell<ExpertWorkspace> = RefCell::default();
+}
+
+/// Frees this thread's memory of experts.
+pub(super) fn release_memory() {
+    drop(WORKSPACE.take());
 }
 
 /// Experts of one function, with the values that they read.
-pub(super) struct Pack<'a> {
-    pub experts: &'a Experts,
-    pub sources: NodeInputs<'a>,
+pub(in crate::cpu) struct Pack<'a> {
+    pub(super) experts: &'a Experts,
+    pub(super) sources: NodeInputs<'a>,
+    /// Skip experts whose routing weights are all zero.
+    pub(super) skip_zero: bool,
+    /// Round every result to fp16, as separate operations do.
+    pub(super) round: bool,
+}
+
+/// Receiver of a sum of experts.
+pub(in crate::cpu) enum SumTarget<'a> {
+    /// `[tokens, rows]`, which the sum replaces.
+    Written(&'a mut [f32]),
+    /// `[rows, tokens]`, to which the sum is added.
+    Added(&'a mut [f32]),
 }
 
 impl Pack<'_> {
@@ -135,9 +158,10 @@ impl Pack<'_> {
     }
 }
 
-/// Tells whether all packs can be one sum.
-pub(super) fn are_alike(packs: &[Pack<'_>]) -> bool {
-    !packs.is_empty() && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
+/// Tells whether all packs can be one sum, of `n` elements.
+pub(in crate::cpu) fn are_alike(packs: &[Pack<'_>], n: usize) -> bool {
+    let fits = packs.first().is_some_and(|p| p.experts.tokens * p.experts.rows == n);
+    fits && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
 }
 
 impl Experts {
@@ -151,29 +175,16 @@ impl Experts {
     }
 }
 
-/// Options of the sum of experts.
-#[derive(Clone, Copy)]
-pub(super) struct How {
-    /// Skip experts whose routing weights are all zero.
-    pub skip_zero: bool,
-    /// Round every result to fp16, as separate operations do.
-    pub round: bool,
-}
-
-/// Writes the sum of all experts of packs that are alike to `y`, `[tokens, rows]`. Counts for each pack the bytes of weights
-/// read and the experts skipped.
-pub(super) fn sum(
-    pool: &Pool,
-    packs: &[Pack<'_>],
-    y: &mut [f32],
-    How { skip_zero, round }: How,
-    workspace: &mut ExpertWorkspace,
-    counts: &mut [Counts],
-) -> OpResult<()> {
-    let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
-    let (tokens, rows) = (*tokens, *rows);
-    let ExpertWorkspace { x: packed, transposed, scratch, chosen } = workspace;
-    let y = &mut y[..tokens * rows];
+/// Computes the sum of all experts of packs that are alike. Counts for each pack the bytes of weights read and the experts skipped.
+pub(in crate::cpu) fn sum(packs: &[Pack<'_>], target: SumTarget<'_>, counts: &mut [Counts]) {
+    let Some(&Pack { experts, skip_zero, round, .. }) = packs.first() else { return };
+    let (&Experts { tokens, rows, ref x, .. }, pool) = (experts, Pool::global());
+    let mut workspace = WORKSPACE.take();
+    let ExpertWorkspace { x: packed, transposed, scratch, chosen, sum } = &mut workspace;
+    let (y, added) = match target {
+        SumTarget::Written(y) => (&mut y[..tokens * rows], None),
+        SumTarget::Added(to) => (at_least(sum, tokens * rows), Some(to)),
+    };
     chosen.clear();
     for (p, (pack, counts)) in packs.iter().zip(counts.iter_mut()).enumerate() {
         for i in 0..pack.experts.branches.len() {
@@ -288,7 +299,15 @@ pub(super) fn sum(
             add(all, y, (i * ADDED) as u32, rows, round);
         });
     }
-    Ok(())
+    match added {
+        Some(to) if tokens == 1 => to.iter_mut().zip(y).for_each(|(a, b)| *a += *b),
+        Some(to) => {
+            let strided = |stride| Strided { first: 0, stride };
+            anemoe_kernels::transpose_add(pool, (rows, tokens), (y, strided(rows)), (to, strided(tokens)));
+        }
+        None => {}
+    }
+    WORKSPACE.set(workspace);
 }
 
 /// Adds the results of experts to tokens `first..` of the sum, in the order of the experts, for any number of threads.

@@ -11,7 +11,7 @@
 //! the operations in between are plans, see `super::compile::outline`.
 
 mod build;
-mod experts;
+pub(super) mod experts;
 mod inputs;
 mod kernel_call;
 mod nodes;
@@ -31,13 +31,12 @@ use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, DenseProducts, Finish, HeadStrides, Image, Isa, Layout,
-    Mask, MatMul, PackedActivations, Pool, Pooling, Softmax, Strided, multiply_dense, pool_windows,
+    Mask, MatMul, PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
 };
 use anemoe_mlpackage::mil::TensorType;
-use experts::Pack;
+use experts::{Pack, SumTarget};
 use inputs::NodeInputs;
 use nodes::{Item, Node, NodeKind};
-use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,7 +72,6 @@ struct Arena {
     buffers: Vec<Vec<f32>>,
     packed: Vec<PackedActivations>,
     tensors: Vec<Tensor>,
-    experts: experts::ExpertWorkspace,
     changes: Vec<Change>,
 }
 
@@ -84,6 +82,7 @@ thread_local! {
 /// Frees this thread's arena; the next call allocates it again.
 pub(super) fn release_memory() {
     drop(ARENA.take());
+    experts::release_memory();
 }
 
 impl Arena {
@@ -103,42 +102,6 @@ impl Arena {
             self.tensors.resize_with(tensors, Tensor::default);
         }
     }
-}
-
-/// Adds the results of functions that are only a sum of experts, each on its own inputs, to `sum`, `[1, channels, 1, tokens]`.
-/// Counts for each function the bytes of weights read and the experts skipped. Returns false where they cannot be one sum.
-pub(super) fn add_experts(
-    calls: &[(&FusedPlan, &[&Tensor])],
-    sum: &mut Tensor,
-    counts: &mut [Counts],
-) -> OpResult<bool> {
-    let pool = Pool::global();
-    let mut packs: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
-    for (plan, inputs) in calls {
-        // A function's sum is rounded, but a sum over packages is not.
-        let Some(experts) = plan.experts().filter(|_| !plan.round) else { return Ok(false) };
-        let sources = NodeInputs { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
-        packs.push(Pack { experts, sources });
-    }
-    if !experts::are_alike(&packs) {
-        return Ok(false);
-    }
-    let (tokens, rows) = packs[0].experts.result();
-    let Some(sum) = sum.as_f32_mut().filter(|sum| sum.len() == tokens * rows) else { return Ok(false) };
-    let mut arena = ARENA.take();
-    arena.reserve(&[tokens * rows], 0, 0);
-    let Arena { buffers, experts: workspace, .. } = &mut arena;
-    let own = &mut buffers[0][..tokens * rows];
-    let how = experts::How { skip_zero: calls[0].0.skip_zero, round: false };
-    let done = experts::sum(pool, &packs, own, how, workspace, counts);
-    if done.is_ok() && tokens == 1 {
-        sum.iter_mut().zip(own).for_each(|(a, b)| *a += *b);
-    } else if done.is_ok() {
-        let to = |stride| Strided { first: 0, stride };
-        anemoe_kernels::transpose_add(pool, (rows, tokens), (own, to(rows)), (sum, to(tokens)));
-    }
-    ARENA.set(arena);
-    done.map(|()| true)
 }
 
 impl FusedPlan {
@@ -195,7 +158,8 @@ impl FusedPlan {
         Ok(counts)
     }
 
-    fn add_time(&self, node: usize, time: Duration) {
+    /// Adds the time of a run of a node.
+    pub fn add_time(&self, node: usize, time: Duration) {
         if let Some(sum) = self.times.get(node) {
             sum.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
@@ -220,9 +184,10 @@ impl FusedPlan {
         &self.caches
     }
 
-    /// Returns the experts, if the function only computes their sum, `[1, channels, 1, tokens]` or `[1, 1, tokens, channels]`,
-    /// with the channels of a token together.
-    fn experts(&self) -> Option<&experts::Experts> {
+    /// Returns the experts with the inputs of a call, if the function only computes their sum, `[1, channels, 1, tokens]` or
+    /// `[1, 1, tokens, channels]`, with the channels of a token together. A function's sum that is rounded is none: a sum over
+    /// packages is not.
+    pub fn pack<'a>(&'a self, inputs: &'a [&'a Tensor]) -> Option<Pack<'a>> {
         let ([Node { work: NodeKind::Experts(e), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
         else {
@@ -236,12 +201,9 @@ impl FusedPlan {
             view.shape == shape && in_order
         };
         let known = lies([1, rows, 1, tokens], 1, 3) || lies([1, 1, tokens, rows], 3, 2);
-        (whole && known).then_some(e)
-    }
-
-    /// Adds the time of a run by [`add_experts`] to the plan's only node.
-    pub fn add_experts_time(&self, time: Duration) {
-        self.add_time(0, time);
+        let sources = NodeInputs { buffers: &[], tensors: &[], constants: &self.constants, inputs };
+        let pack = Pack { experts: e, sources, skip_zero: self.skip_zero, round: false };
+        (whole && known && !self.round).then_some(pack)
     }
 
     /// Measures the time of each node from now on.
@@ -281,7 +243,7 @@ fn run_node(
     counts: &mut Counts,
 ) -> OpResult<()> {
     let pool = Pool::global();
-    let Arena { buffers, packed, tensors, experts: workspace, changes } = arena;
+    let Arena { buffers, packed, tensors, changes } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -342,10 +304,8 @@ fn run_node(
         }
         NodeKind::Experts(e) => {
             with_out!(e.out, |sources, y| {
-                let mut own = [Counts::default()];
-                let how = experts::How { skip_zero, round: is_rounded };
-                experts::sum(pool, &[Pack { experts: e, sources }], y, how, workspace, &mut own)?;
-                *counts += own[0];
+                let pack = Pack { experts: e, sources, skip_zero, round: is_rounded };
+                experts::sum(&[pack], SumTarget::Written(y), std::slice::from_mut(counts));
             });
         }
         NodeKind::Binary { f, loops, x, y: other, out } => {

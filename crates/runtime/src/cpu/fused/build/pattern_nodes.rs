@@ -218,7 +218,7 @@ impl PlanBuilder<'_> {
 
     fn experts(&mut self, branches: &[patterns::ExpertTerm]) -> Option<()> {
         let view = self.float(branches.first()?.x)?;
-        // The input is not made contiguous: packs that `add_experts` adds up have to read the same elements.
+        // The input is not made contiguous: packs that are added up have to read the same elements.
         let x = self.out_of_state(view);
         let &[1, channels, 1, tokens] = x.shape.as_slice() else { return None };
         let (_, shape) = self.result()?;
