@@ -119,8 +119,11 @@ impl Sampler {
             return best;
         }
         match self.sampling.top_k {
-            k if (1..logits.len()).contains(&k) => self.draw_of_few(&most_probable(logits, k)),
-            _ => self.draw_of_all(logits, logits[best]),
+            k if (1..logits.len()).contains(&k) => {
+                let (ids, few): (Vec<u32>, Vec<f32>) = most_probable(logits, k).into_iter().unzip();
+                ids.get(self.draw_of(&few, logits[best])).map_or(0, |id| *id as usize)
+            }
+            _ => self.draw_of(logits, logits[best]),
         }
     }
 
@@ -134,55 +137,9 @@ impl Sampler {
         }
     }
 
-    /// Draws one of some tokens in descending order.
-    fn draw_of_few(&mut self, few: &[(u32, f32)]) -> usize {
-        let weights = self.weights_of_few(few);
-        let mut left = self.random.uniform() * weights.iter().sum::<f64>();
-        let drawn = weights.iter().position(|w| {
-            left -= w;
-            left < 0.0
-        });
-        let last = || weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
-        few.get(drawn.unwrap_or_else(last)).map_or(0, |token| token.0 as usize)
-    }
-
-    /// Returns the weights of some tokens in descending order, 0 for those that a filter leaves out.
-    fn weights_of_few(&self, few: &[(u32, f32)]) -> Vec<f64> {
-        let Sampling { top_p, min_p, typical_p, .. } = self.sampling;
-        let largest = few.first().map_or(0.0, |token| token.1);
-        let scaled: Vec<f64> = few.iter().map(|(_, v)| f64::from(self.scaled(*v, largest))).collect();
-        let mut weights: Vec<f64> = scaled.iter().map(|s| s.exp()).collect();
-        let wanted = f64::from(top_p) * weights.iter().sum::<f64>();
-        let mut kept = 0.0;
-        let reached = weights.iter().position(|w| {
-            kept += w;
-            kept >= wanted
-        });
-        weights.truncate(reached.map_or(few.len(), |last| last + 1));
-        let least = f64::from(min_p).ln();
-        weights.truncate(scaled.partition_point(|s| *s >= least));
-        if typical_p < 1.0 {
-            let total: f64 = weights.iter().sum();
-            let mean =
-                weights.iter().zip(&scaled).map(|(w, s)| if *w > 0.0 { w * s } else { 0.0 }).sum::<f64>()
-                    / total;
-            let distance = |i: usize| (scaled[i] - mean).abs();
-            let mut order: Vec<usize> = (0..weights.len()).collect();
-            order.sort_by(|a, b| distance(*a).total_cmp(&distance(*b)));
-            let mut kept = 0.0;
-            let last = order.iter().find(|i| {
-                kept += weights[**i];
-                kept >= f64::from(typical_p) * total
-            });
-            let most = last.map_or(f64::INFINITY, |i| distance(*i));
-            (0..weights.len()).filter(|i| distance(*i) > most).for_each(|i| weights[i] = 0.0);
-        }
-        weights
-    }
-
-    /// Draws one of all tokens, without sorting them.
-    fn draw_of_all(&mut self, logits: &[f32], largest: f32) -> usize {
-        self.weigh_all(logits, largest);
+    /// Draws one of some tokens, without sorting them, and returns its index.
+    fn draw_of(&mut self, logits: &[f32], largest: f32) -> usize {
+        self.weigh(logits, largest);
         let Sampler { weights, sums, random, .. } = self;
         let mut left = random.uniform() * sums.iter().sum::<f64>();
         let mut drawn = None;
@@ -206,8 +163,8 @@ impl Sampler {
         drawn.unwrap_or_else(last)
     }
 
-    /// Computes the weights of all tokens, 0 for those that a filter leaves out, and the sums of chunks.
-    fn weigh_all(&mut self, logits: &[f32], largest: f32) {
+    /// Computes the weights of tokens, 0 for those that a filter leaves out, and the sums of chunks.
+    fn weigh(&mut self, logits: &[f32], largest: f32) {
         let Sampling { top_p, min_p, typical_p, .. } = self.sampling;
         let (mut weights, mut sums) = (std::mem::take(&mut self.weights), std::mem::take(&mut self.sums));
         weights.clear();
@@ -499,10 +456,12 @@ mod tests {
             }
             let n = logits.len();
             let few = most_probable(&changed, if sampling.top_k == 0 { n } else { sampling.top_k });
-            let of_few = few.iter().zip(sampler.weights_of_few(&few)).map(|((id, _), w)| (*id as usize, w));
+            let (ids_of_few, values): (Vec<u32>, Vec<f32>) = few.iter().copied().unzip();
+            sampler.weigh(&values, changed[argmax(&changed)]);
+            let of_few = ids_of_few.iter().zip(&sampler.weights).map(|(id, w)| (*id as usize, f64::from(*w)));
             let mut found = vec![of_few.collect::<Vec<_>>()];
             if sampling.top_k == 0 {
-                sampler.weigh_all(&changed, changed[argmax(&changed)]);
+                sampler.weigh(&changed, changed[argmax(&changed)]);
                 found.push(sampler.weights.iter().map(|w| f64::from(*w)).enumerate().collect());
             }
             for weights in found {
@@ -525,9 +484,42 @@ mod tests {
         }
     }
 
-    /// Checks the filters of many tokens, which are not sorted, against those of few.
+    /// Returns the weights of tokens in descending order in f64, 0 for those that a filter leaves out.
+    fn weights_of_few(sampler: &Sampler, few: &[(u32, f32)]) -> Vec<f64> {
+        let Sampling { top_p, min_p, typical_p, .. } = sampler.sampling;
+        let largest = few.first().map_or(0.0, |token| token.1);
+        let scaled: Vec<f64> = few.iter().map(|(_, v)| f64::from(sampler.scaled(*v, largest))).collect();
+        let mut weights: Vec<f64> = scaled.iter().map(|s| s.exp()).collect();
+        let wanted = f64::from(top_p) * weights.iter().sum::<f64>();
+        let mut kept = 0.0;
+        let reached = weights.iter().position(|w| {
+            kept += w;
+            kept >= wanted
+        });
+        weights.truncate(reached.map_or(few.len(), |last| last + 1));
+        let least = f64::from(min_p).ln();
+        weights.truncate(scaled.partition_point(|s| *s >= least));
+        if typical_p < 1.0 {
+            let total: f64 = weights.iter().sum();
+            let mean =
+                weights.iter().zip(&scaled).map(|(w, s)| if *w > 0.0 { w * s } else { 0.0 }).sum::<f64>()
+                    / total;
+            let distance = |i: usize| (scaled[i] - mean).abs();
+            let mut order: Vec<usize> = (0..weights.len()).collect();
+            order.sort_by(|a, b| distance(*a).total_cmp(&distance(*b)));
+            let mut kept = 0.0;
+            let last = order.iter().find(|i| {
+                kept += weights[**i];
+                kept >= f64::from(typical_p) * total
+            });
+            let most = last.map_or(f64::INFINITY, |i| distance(*i));
+            (0..weights.len()).filter(|i| distance(*i) > most).for_each(|i| weights[i] = 0.0);
+        }
+        weights
+    }
+
     #[test]
-    fn many_tokens_are_filtered_like_few() {
+    fn tokens_are_filtered_like_those_in_order() {
         for (n, seed) in [(700, 1), (9000, 2)] {
             let logits = many(n, seed);
             for (top_p, min_p, typical_p) in
@@ -535,8 +527,8 @@ mod tests {
             {
                 let mut sampler = sampler(Sampling { min_p, typical_p, ..sampling(0.9, 0, top_p) });
                 let few = most_probable(&logits, n);
-                let of_few = sampler.weights_of_few(&few);
-                sampler.weigh_all(&logits, few[0].1);
+                let of_few = weights_of_few(&sampler, &few);
+                sampler.weigh(&logits, few[0].1);
                 let left = few.iter().zip(&of_few).filter(|(_, w)| **w > 0.0).count();
                 let differ = few.iter().enumerate().filter(|(i, (id, _))| {
                     (of_few.get(*i).copied().unwrap_or(0.0) > 0.0) != (sampler.weights[*id as usize] > 0.0)
