@@ -7,7 +7,7 @@
 //! packed       packed_conv        other dense weights; a kernel of size 1 only over images, which have two axes
 //! ```
 
-use super::ops::image::{dense_image, to_channels_first, to_channels_last};
+use super::ops::image::{channels_last_image, dense_image, to_channels_first, to_channels_last};
 use super::ops::window::WindowParams;
 use super::ops::{OpError, OpResult};
 use super::weights::StoredWeight;
@@ -181,9 +181,7 @@ impl Convolution {
         let (mut transposed, mut y) = IMAGES.take();
         let image = if self.wants_channels_last(window) && n > 1 && channels > 1 {
             to_channels_last(n, channels, x, &mut transposed);
-            let [_, h, w] = window.size;
-            let strides = [n * channels, 1, h * w * channels, w * channels, channels];
-            Image { values: &transposed, first: 0, batch, channels, strides }
+            channels_last_image(window, (batch, channels), &transposed)
         } else {
             dense_image(window, (batch, channels), x)
         };

@@ -36,6 +36,7 @@ pub use states::CpuStates;
 pub use tokens::{Carried, CarriedRows, carried};
 
 pub(crate) use crate::backend::INLINE_TERMS;
+pub(crate) use ops::dot;
 pub(crate) use package::read_constant;
 
 /// Rounding of results.

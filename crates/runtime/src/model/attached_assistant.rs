@@ -9,7 +9,7 @@
 
 use super::sequence::{Companion, UNKNOWN};
 use super::{Model, Sequence, locked};
-use crate::cpu::read_constant;
+use crate::cpu::{dot, read_constant};
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Centroids, Chain, Kept, Run, Step};
 use anemoe_kernels::Pool;
@@ -261,15 +261,4 @@ impl Model {
         }
         Ok(logits)
     }
-}
-
-/// Computes a scalar product, in lanes that a compiler turns into vectors.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0f32; 16];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-    for (a, b) in a.iter().zip(b) {
-        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    lanes.iter().sum::<f32>() + rest
 }

@@ -12,6 +12,17 @@ pub(in crate::cpu) fn dense_image<'a>(
     Image { values, first: 0, batch, channels, strides: [channels * d * h * w, d * h * w, h * w, w, 1] }
 }
 
+/// Makes an image from `values`, `[batch, spatial.., channels]`, row-major.
+pub(in crate::cpu) fn channels_last_image<'a>(
+    window: &Window,
+    (batch, channels): (usize, usize),
+    values: &'a [f32],
+) -> Image<'a> {
+    let [d, h, w] = window.size;
+    let strides = [d * h * w * channels, 1, h * w * channels, w * channels, channels];
+    Image { values, first: 0, batch, channels, strides }
+}
+
 /// Transposes `[batch * positions, rows]` to `[batch, rows, positions]`.
 pub(in crate::cpu) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
     let positions = window.positions();

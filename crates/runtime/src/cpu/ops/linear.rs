@@ -20,7 +20,7 @@ fn product(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
 }
 
 /// Computes the dot product of `a` and `b`, in sixteen lanes.
-pub(in crate::cpu) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     // Partial sums let the compiler use vectors.
     let mut acc = [0f32; 16];
     let (a_main, a_rest) = a.as_chunks::<16>();

@@ -25,7 +25,7 @@ pub(super) mod window;
 
 pub(super) use elementwise_binary::{BinaryLoops, binary_loops};
 pub(super) use elementwise_unary::{ElementFunction, activation, element_function, map_all, sigmoid};
-pub(super) use linear::dot;
+pub(crate) use linear::dot;
 pub use operands::{OpContext, OpError, OpFunction, OpResult};
 pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reduction};
 pub(super) use sliding::PoolParams;

@@ -1,12 +1,11 @@
 //! Convolutions whose weights are not constant, and pools, over 1 to 3 spatial axes.
 
-use super::image::{dense_image, to_channels_first};
+use super::image::{channels_last_image, dense_image, to_channels_first, to_channels_last};
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use super::window::{WindowParams, per_axis};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::{Conv, Matrix, Pool, PoolFunction, Window};
-use std::ops::Range;
+use anemoe_kernels::{Conv, Matrix, Pool, PoolFunction, Pooling, Window, pool_windows};
 
 pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
@@ -127,63 +126,18 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     shape.extend(&out_spatial);
     count(&shape)?;
     let y = out[0].reset_f32(&shape);
-    let (in_size, out_size) = (spatial.iter().product::<usize>(), window.positions());
     if y.is_empty() {
         return Ok(());
     }
-    let counts = params.counts(&window, spatial);
-    Pool::global().for_chunks(y, out_size, &|plane, y| {
-        let x = &x[plane * in_size..][..in_size];
-        each_window(&window, |position, index, inside| {
-            let pooled = match params.function {
-                PoolFunction::Max => fold_window(&window, index, inside, x, f32::NEG_INFINITY, f32::max),
-                PoolFunction::L2 => fold_window(&window, index, inside, x, 0.0, |a, v| a + v * v).sqrt(),
-                PoolFunction::Average => {
-                    let n = (0..3).map(|axis| counts[axis][index[axis]]).fold(1, usize::saturating_mul);
-                    fold_window(&window, index, inside, x, 0.0, |a, v| a + v) / n.max(1) as f32
-                }
-            };
-            y[position] = pooled;
-        });
-    });
+    let (n, channels) = (spatial.iter().product(), xs[1]);
+    let (mut values, mut pooled) = (Vec::new(), vec![0.0; y.len()]);
+    to_channels_last(n, channels, x, &mut values);
+    let x = channels_last_image(&window, (xs[0], channels), &values);
+    let counts = &params.counts(&window, spatial);
+    let pooling = Pooling { function: params.function, window: &window, counts, x };
+    pool_windows(Pool::global(), &pooling, &mut pooled);
+    to_channels_first(&window, channels, &pooled, y);
     Ok(())
-}
-
-/// Calls `f` for every position with its indices, and with the taps of its window that lie inside the input.
-fn each_window(window: &Window, mut f: impl FnMut(usize, [usize; 3], &[Range<usize>; 3])) {
-    let inside: [Vec<Range<usize>>; 3] =
-        std::array::from_fn(|axis| (0..window.out[axis]).map(|i| window.inside(axis, i)).collect());
-    let [d, h, w] = window.out;
-    for position in 0..d * h * w {
-        let index = [position / (h * w), position / w % h, position % w];
-        let ranges = std::array::from_fn(|axis| inside[axis][index[axis]].clone());
-        f(position, index, &ranges);
-    }
-}
-
-/// Folds the elements of a plane that a window reads.
-#[inline(always)]
-fn fold_window(
-    window: &Window,
-    index: [usize; 3],
-    inside: &[Range<usize>; 3],
-    x: &[f32],
-    first: f32,
-    f: impl Fn(f32, f32) -> f32,
-) -> f32 {
-    let [_, h, w] = window.size;
-    let mut value = first;
-    for i in inside[0].clone() {
-        for j in inside[1].clone() {
-            let row = (window.at(0, index[0], i) * h + window.at(1, index[1], j)) * w;
-            let from = row + if inside[2].is_empty() { 0 } else { window.at(2, index[2], inside[2].start) };
-            // Pools are not dilated.
-            for v in &x[from..from + inside[2].len()] {
-                value = f(value, *v);
-            }
-        }
-    }
-    value
 }
 
 #[cfg(test)]
