@@ -13,6 +13,11 @@ pub(super) struct Located<'a> {
 }
 
 impl Located<'_> {
+    /// Makes an error of an operation that breaks its definition.
+    pub fn invalid(&self, what: impl Into<String>) -> Error {
+        self.error(OpError::Invalid(what.into()))
+    }
+
     pub fn error(&self, e: OpError) -> Error {
         let at = format!("op `{}` (operation `{}` of function `{}`)", self.op_type, self.name, self.function);
         match e {

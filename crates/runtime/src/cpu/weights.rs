@@ -1,9 +1,7 @@
 //! Constants of a program: dense tensors, or matrices that stay compressed in the mapped package.
 
-use super::located::Located;
 use super::ops::OpResult;
 use super::strided::dense_strides;
-use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
@@ -264,6 +262,23 @@ impl<'a> Operands<'a> {
         }
     }
 
+    fn optional(&self, name: &str) -> OpResult<Option<(Vec<usize>, Vec<f32>)>> {
+        self.has(name).then(|| self.floats(name)).transpose()
+    }
+
+    /// Unpacks an operand of bytes to elements of `bits` bits, as many as `shape` has.
+    fn unpacked(&self, name: &str, bits: usize, shape: &[usize]) -> OpResult<Vec<u8>> {
+        let missing = || OpError::Invalid(format!("required parameter `{name}` is missing"));
+        let packed = self.values.get(name).ok_or_else(missing)?;
+        let bytes = self.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
+        let n = shape.iter().product();
+        let elements = unpack_sub_byte(&bytes, bits, n);
+        if elements.len() != n {
+            return Err(OpError::Invalid(format!("{} bytes of `{name}` for shape {shape:?}", bytes.len())));
+        }
+        Ok(elements)
+    }
+
     /// Returns an operand that is a blob in the package, with its type.
     fn blob(&self, name: &str) -> Option<(&'a Value, DataType)> {
         let value = self.values.get(name)?;
@@ -385,7 +400,7 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Consta
             None => {
                 let (shape, data) = o.floats("data")?;
                 let (scale_shape, scale) = o.floats("scale")?;
-                let offset = o.has("offset").then(|| o.floats("offset")).transpose()?.map(|(_, v)| v);
+                let offset = o.optional("offset")?.map(|(_, v)| v);
                 let v = blockwise(&shape, &data, &scale_shape, &scale, offset.as_deref())?;
                 dense(Tensor::f32(&shape, v))
             }
@@ -409,7 +424,7 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Consta
             let (mask_shape, mask) = o.floats("data_mask")?;
             let (_, data) = o.floats("nonzero_data")?;
             let (scale_shape, scale) = o.floats("scale")?;
-            let offset = o.has("offset").then(|| o.floats("offset")).transpose()?.map(|(_, v)| v);
+            let offset = o.optional("offset")?.map(|(_, v)| v);
             // Scales are per block of the dense grid: expand the data, scale it, and pick the set places again.
             let full = expand(&mask, &data)?;
             let v = blockwise(&mask_shape, &full, &scale_shape, &scale, offset.as_deref())?;
@@ -471,7 +486,7 @@ fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     if !fits || scale_shape[2..].iter().any(|&s| s != 1) {
         return Ok(None);
     }
-    let offset = o.has("offset").then(|| o.floats("offset")).transpose()?;
+    let offset = o.optional("offset")?;
     if offset.as_ref().is_some_and(|(s, _)| *s != scale_shape) {
         return Err(OpError::Invalid("offset and scale of different shapes".into()));
     }
@@ -656,21 +671,19 @@ fn blockwise(
 
 fn affine(o: &Operands<'_>) -> OpResult<Tensor> {
     let (shape, q) = o.floats("quantized_data")?;
-    let (_, scale) = o.floats("scale")?;
-    let (_, zero) = o.floats("zero_point")?;
+    let ((_, scale), (_, zero)) = (o.floats("scale")?, o.floats("zero_point")?);
     let axis = super::ops_axis(o.int("axis")?, shape.len())
         .ok_or_else(|| OpError::Invalid("parameter `axis`".into()))?;
-    let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
-    let pick = |v: &[f32], at: usize| if v.len() == 1 { v.first().copied() } else { v.get(at).copied() };
-    let mut out = Vec::with_capacity(q.len());
-    for (i, q) in q.iter().enumerate() {
-        let at = i / inner.max(1) % n;
-        let (Some(s), Some(z)) = (pick(&scale, at), pick(&zero, at)) else {
-            return Err(OpError::Invalid(format!("{} scales for {n} channels", scale.len())));
-        };
-        out.push(s * (q - z));
+    // One scale or zero point is that of all channels.
+    let of_channels = |v: Vec<f32>| if v.len() == 1 { vec![v[0]; shape[axis]] } else { v };
+    let (scale, zero) = (of_channels(scale), of_channels(zero));
+    if scale.len() != shape[axis] {
+        return Err(OpError::Invalid(format!("{} scales for {} channels", scale.len(), shape[axis])));
     }
-    Ok(Tensor::f32(&shape, out))
+    let mut scale_shape = vec![1; shape.len()];
+    scale_shape[axis] = shape[axis];
+    let values = blockwise(&shape, &q, &scale_shape, &scale, Some(&zero))?;
+    Ok(Tensor::f32(&shape, values))
 }
 
 /// Reads the operand `shape` of the iOS16 forms: the dense shape of packed bits or indices.
@@ -685,19 +698,7 @@ fn lut_ios16(o: &Operands<'_>) -> OpResult<Tensor> {
     let shape = packed_shape(o)?;
     let (_, lut) = o.floats("lut")?;
     let bits = usize::from(lut_bits(&lut)?.bits());
-    let packed = o
-        .values
-        .get("indices")
-        .ok_or_else(|| OpError::Invalid("required parameter `indices` is missing".into()))?;
-    let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
-    let n: usize = shape.iter().product();
-    let indices = unpack_sub_byte(&bytes, bits, n);
-    if indices.len() != n {
-        return Err(OpError::Invalid(format!(
-            "{} bytes of {bits}-bit indices for shape {shape:?}",
-            bytes.len()
-        )));
-    }
+    let indices = o.unpacked("indices", bits, &shape)?;
     Ok(Tensor::f32(&shape, indices.iter().map(|&i| lut[usize::from(i)]).collect()))
 }
 
@@ -705,16 +706,7 @@ fn sparse(o: &Operands<'_>) -> OpResult<Tensor> {
     let (_, values) = o.floats("nonzero_data")?;
     let (shape, mask) = if o.has("shape") {
         let shape = packed_shape(o)?;
-        let packed = o
-            .values
-            .get("mask")
-            .ok_or_else(|| OpError::Invalid("required parameter `mask` is missing".into()))?;
-        let bytes = o.package.tensor_bytes(packed).map_err(|e| OpError::Invalid(e.to_string()))?;
-        let n: usize = shape.iter().product();
-        let bits = unpack_sub_byte(&bytes, 1, n);
-        if bits.len() != n {
-            return Err(OpError::Invalid(format!("{} bytes of mask for shape {shape:?}", bytes.len())));
-        }
+        let bits = o.unpacked("mask", 1, &shape)?;
         (shape, bits.into_iter().map(f32::from).collect())
     } else {
         o.floats("mask")?
@@ -725,11 +717,6 @@ fn sparse(o: &Operands<'_>) -> OpResult<Tensor> {
 /// Rounds a number to fp16.
 pub(super) fn to_f16(v: f32) -> f32 {
     f16::from_f32(v).to_f32()
-}
-
-/// Adds the operation's location to an error of a kernel.
-pub(super) fn located<T>(at: &Located<'_>, result: OpResult<T>) -> Result<T> {
-    result.map_err(|e| at.error(e))
 }
 
 #[cfg(test)]

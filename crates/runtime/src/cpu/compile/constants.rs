@@ -3,7 +3,7 @@
 use super::super::located::Located;
 use super::super::ops::OpError;
 use super::super::shared_constants::{CompileContext, Results};
-use super::super::weights::{Constant, Operands, StoredWeight, const_value, constexpr, located};
+use super::super::weights::{Constant, Operands, StoredWeight, const_value, constexpr};
 use super::known_values::KnownValues;
 use crate::Result;
 use crate::tensor::Tensor;
@@ -33,11 +33,12 @@ fn make_constants(
 ) -> Result<Results> {
     let CompileContext { package, options, .. } = context;
     match (op.op_type.as_str(), op.attributes.get("val")) {
-        ("const", Some(value)) => Ok(smallvec![located(at, const_value(package, value))?]),
+        ("const", Some(value)) => Ok(smallvec![const_value(package, value).map_err(|e| at.error(e))?]),
         ("const", None) => Err(at.error(OpError::Invalid("a const without `val`".into()))),
         _ => {
             let constant = |n: &str| known.constant(n);
-            let mut results = located(at, constexpr(op, &Operands::new(package, op, &constant)))?;
+            let mut results =
+                constexpr(op, &Operands::new(package, op, &constant)).map_err(|e| at.error(e))?;
             for result in &mut results {
                 if let Constant::Stored(w) = result
                     && let Some(w) = Arc::get_mut(w)

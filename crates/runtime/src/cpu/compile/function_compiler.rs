@@ -13,7 +13,7 @@ use super::super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::super::ops::{self, OpContext, OpError};
 use super::super::plan_source::{PlanSource, bytes_of};
 use super::super::shared_constants::CompileContext;
-use super::super::weights::{Constant, const_value, located, to_f16};
+use super::super::weights::{Constant, const_value, to_f16};
 use super::constants::{constants_of, decoded};
 use super::known_values::{Definition, KnownValues};
 use super::outline::{CALL, CALL_INPUTS, OutlinedPlans};
@@ -23,7 +23,8 @@ use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, Operation, TensorType, ValueType,
+    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, NamedType, Operation, TensorType,
+    ValueType,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -342,7 +343,7 @@ impl<'a> FunctionCompiler<'a> {
         at: &Located<'_>,
         instructions: &mut Vec<Instr>,
     ) -> Result<()> {
-        let invalid = |what: String| at.error(OpError::Invalid(what));
+        let invalid = |what: String| at.invalid(what);
         for output in &op.outputs {
             if self.known.names.contains_key(output.name.as_str()) {
                 return Err(invalid(format!("`{}` is defined twice", output.name)));
@@ -362,8 +363,7 @@ impl<'a> FunctionCompiler<'a> {
                     if let Constant::Dense(t) = &constant {
                         self.count_constant(t).map_err(invalid)?;
                     }
-                    self.known.names.insert(&output.name, Definition::Constant(constant));
-                    self.known.types.insert(&output.name, &output.ty);
+                    self.define_constant(output, constant);
                 }
                 Ok(())
             }
@@ -394,9 +394,7 @@ impl<'a> FunctionCompiler<'a> {
     fn named<'o>(&self, op: &'o Operation, param: &str, at: &Located<'_>) -> Result<&'o str> {
         match op.inputs.get(param).and_then(|a| a.0.first()) {
             Some(Binding::Name(name)) => Ok(name),
-            _ => {
-                Err(at.error(OpError::Invalid(format!("parameter `{param}` must be a value of the program"))))
-            }
+            _ => Err(at.invalid(format!("parameter `{param}` must be a value of the program"))),
         }
     }
 
@@ -404,7 +402,7 @@ impl<'a> FunctionCompiler<'a> {
         let name = self.named(op, "input", at)?;
         match self.known.names.get(name) {
             Some(Definition::Value(ValueRef::State(i))) => Ok(*i),
-            _ => Err(at.error(OpError::Invalid(format!("`{name}` is not a state")))),
+            _ => Err(at.invalid(format!("`{name}` is not a state"))),
         }
     }
 
@@ -418,7 +416,7 @@ impl<'a> FunctionCompiler<'a> {
     ) -> Result<()> {
         let state = self.state_operand(op, at)?;
         let Some(output) = op.outputs.first() else {
-            return Err(at.error(OpError::Invalid("no output".into())));
+            return Err(at.invalid("no output"));
         };
         let mentions = |op: &Operation| {
             let mut uses = BTreeMap::new();
@@ -450,6 +448,23 @@ impl<'a> FunctionCompiler<'a> {
         Ok(())
     }
 
+    /// Returns the place of what a parameter is bound to.
+    fn bound(&mut self, binding: &Binding, at: &Located<'_>) -> Result<ValueRef> {
+        match binding {
+            Binding::Name(name) => self.operand_place(name).map_err(|what| at.invalid(what)),
+            Binding::Value(value) => {
+                let constant = const_value(self.context.package, value).and_then(|c| c.to_tensor());
+                Ok(self.constant(Arc::new(constant.map_err(|e| at.error(e))?)))
+            }
+        }
+    }
+
+    /// Defines a result as a constant.
+    fn define_constant(&mut self, output: &'a NamedType, constant: Constant) {
+        self.known.names.insert(&output.name, Definition::Constant(constant));
+        self.known.types.insert(&output.name, &output.ty);
+    }
+
     /// Returns the operands of an operation by parameter, and those of its variadic parameter as a list.
     fn operands(&mut self, op: &Operation, at: &Located<'_>) -> Result<(Vec<ParamRef>, Vec<ValueRef>)> {
         let (mut inputs, mut values) = (Vec::new(), Vec::new());
@@ -468,23 +483,10 @@ impl<'a> FunctionCompiler<'a> {
                     inputs.push(ParamRef { param: param.clone(), place });
                     continue;
                 }
-                return Err(
-                    at.error(OpError::Invalid(format!("parameter `{param}` has {} values", bindings.len())))
-                );
+                return Err(at.invalid(format!("parameter `{param}` has {} values", bindings.len())));
             }
             for binding in bindings {
-                let place = match binding {
-                    Binding::Name(name) => {
-                        self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
-                    }
-                    Binding::Value(value) => {
-                        let t = located(
-                            at,
-                            const_value(self.context.package, value).and_then(|c| c.to_tensor()),
-                        )?;
-                        self.constant(Arc::new(t))
-                    }
-                };
+                let place = self.bound(binding, at)?;
                 if variadic {
                     values.push(place)
                 } else {
@@ -520,7 +522,7 @@ impl<'a> FunctionCompiler<'a> {
 
     /// Returns the types of an operation's results as tensors: a list of tensors has an axis in front that counts them.
     fn output_types(&self, op: &Operation, at: &Located<'_>) -> Result<Vec<TensorType>> {
-        let tensor = |o: &anemoe_mlpackage::mil::NamedType| match &o.ty {
+        let tensor = |o: &NamedType| match &o.ty {
             ValueType::Tensor(t) => Ok(t.clone()),
             ValueType::List { element, .. }
                 if element.tensor().is_some_and(|t| t.dtype != DataType::String) =>
@@ -538,28 +540,19 @@ impl<'a> FunctionCompiler<'a> {
         let kernel = ops::kernel(&op.op_type)
             .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
         if op.outputs.is_empty() {
-            return Err(at.error(OpError::Invalid("no output".into())));
+            return Err(at.invalid("no output"));
         }
         let types = self.output_types(op, at)?;
         self.check_results(&types, at)?;
         if let Some((projection, x, prepared)) =
-            located(at, projection(self.context.package, &self.known, op))?
+            projection(self.context.package, &self.known, op).map_err(|e| at.error(e))?
         {
             self.need.constants = self.need.constants.saturating_add(prepared);
             let checked = self.allowance.check("constants up to here", self.need.constants);
-            checked.map_err(|what| at.error(OpError::Invalid(what)))?;
-            let x = self.operand_place(&x).map_err(|what| at.error(OpError::Invalid(what)))?;
-            let bias = match op.inputs.get("bias").and_then(|a| a.0.first()) {
-                Some(Binding::Name(name)) => {
-                    Some(self.operand_place(&name.clone()).map_err(|what| at.error(OpError::Invalid(what)))?)
-                }
-                Some(Binding::Value(value)) => {
-                    let t =
-                        located(at, const_value(self.context.package, value).and_then(|c| c.to_tensor()))?;
-                    Some(self.constant(Arc::new(t)))
-                }
-                None => None,
-            };
+            checked.map_err(|what| at.invalid(what))?;
+            let x = self.operand_place(&x).map_err(|what| at.invalid(what))?;
+            let bias = op.inputs.get("bias").and_then(|a| a.0.first());
+            let bias = bias.map(|bias| self.bound(bias, at)).transpose()?;
             let out = self.define(op);
             instructions.push(Instr::typed(
                 at,
@@ -578,13 +571,10 @@ impl<'a> FunctionCompiler<'a> {
         if folds && small && bytes <= self.allowance.bytes {
             let left = self.allowance.elements_beside(self.need.constants);
             let results = with_limit(left, || self.fold(op, kernel, &inputs, &values, &types));
-            let results = located(at, results)?;
-            for t in &results {
-                self.count_constant(t).map_err(|what| at.error(OpError::Invalid(what)))?;
-            }
+            let results = results.map_err(|e| at.error(e))?;
             for (output, t) in op.outputs.iter().zip(results) {
-                self.known.names.insert(&output.name, Definition::Constant(Constant::Dense(Arc::new(t))));
-                self.known.types.insert(&output.name, &output.ty);
+                self.count_constant(&t).map_err(|what| at.invalid(what))?;
+                self.define_constant(output, Constant::Dense(Arc::new(t)));
             }
             return Ok(());
         }
@@ -595,9 +585,7 @@ impl<'a> FunctionCompiler<'a> {
                 self.known.types.get(x).and_then(|ty| ty.tensor()).and_then(TensorType::shape)
         {
             let v: Vec<i32> = shape.iter().map(|&d| i32::try_from(d).unwrap_or(i32::MAX)).collect();
-            let t = Tensor::i32(&[v.len()], v);
-            self.known.names.insert(&op.outputs[0].name, Definition::Constant(Constant::Dense(Arc::new(t))));
-            self.known.types.insert(&op.outputs[0].name, &op.outputs[0].ty);
+            self.define_constant(&op.outputs[0], Constant::Dense(Arc::new(Tensor::i32(&[v.len()], v))));
             return Ok(());
         }
         let outputs = self.define(op);
@@ -611,7 +599,7 @@ impl<'a> FunctionCompiler<'a> {
         for ty in types {
             let bytes = bytes_of(ty);
             let checked = self.allowance.check(&format!("a result of type {ty}"), bytes);
-            checked.map_err(|what| at.error(OpError::Invalid(what)))?;
+            checked.map_err(|what| at.invalid(what))?;
             if bytes > self.need.largest.1 {
                 self.need.largest = (format!("op `{}` (operation `{}`)", at.op_type, at.name), bytes);
             }
@@ -653,13 +641,13 @@ impl<'a> FunctionCompiler<'a> {
         at: &Located<'_>,
     ) -> Result<(Vec<Instr>, Vec<ValueRef>)> {
         if block.inputs.len() != inputs.len() {
-            return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
+            return Err(at.invalid(format!("a block with {} inputs", block.inputs.len())));
         }
         // Names that a block defines are known only inside it; another block may use the same names.
         let outside = (self.known.names.clone(), self.known.types.clone());
         for (input, &buffer) in block.inputs.iter().zip(inputs) {
             if self.known.names.insert(&input.name, Definition::Value(ValueRef::Buffer(buffer))).is_some() {
-                return Err(at.error(OpError::Invalid(format!("`{}` is defined twice", input.name))));
+                return Err(at.invalid(format!("`{}` is defined twice", input.name)));
             }
             self.known.types.insert(&input.name, &input.ty);
         }
@@ -669,18 +657,18 @@ impl<'a> FunctionCompiler<'a> {
             block.outputs.iter().map(|n| self.operand_place(n)).collect();
         self.depth -= 1;
         (self.known.names, self.known.types) = outside;
-        Ok((instructions, results.map_err(|what| at.error(OpError::Invalid(what)))?))
+        Ok((instructions, results.map_err(|what| at.invalid(what))?))
     }
 
     fn cond(&mut self, op: &'a Operation, at: &Located<'_>, instructions: &mut Vec<Instr>) -> Result<()> {
         let pred = self.named(op, "pred", at)?;
-        let pred = self.operand_place(pred).map_err(|what| at.error(OpError::Invalid(what)))?;
+        let pred = self.operand_place(pred).map_err(|what| at.invalid(what))?;
         let [yes, no] = op.blocks.as_slice() else {
-            return Err(at.error(OpError::Invalid(format!("{} blocks, expected two", op.blocks.len()))));
+            return Err(at.invalid(format!("{} blocks, expected two", op.blocks.len())));
         };
         let (yes, no) = (self.nested(yes, &[], at)?, self.nested(no, &[], at)?);
         if yes.1.len() != op.outputs.len() || no.1.len() != op.outputs.len() {
-            return Err(at.error(OpError::Invalid("branches with other numbers of results".into())));
+            return Err(at.invalid("branches with other numbers of results"));
         }
         let outputs = self.define(op);
         instructions.push(Instr::new(at, InstrKind::Cond { pred, yes, no, outputs }));
@@ -694,32 +682,20 @@ impl<'a> FunctionCompiler<'a> {
         instructions: &mut Vec<Instr>,
     ) -> Result<()> {
         let Some(Argument(bindings)) = op.inputs.get("loop_vars") else {
-            return Err(at.error(OpError::Invalid("required parameter `loop_vars` is missing".into())));
+            return Err(at.invalid("required parameter `loop_vars` is missing"));
         };
-        let mut initial = Vec::new();
-        for binding in bindings {
-            let place = match binding {
-                Binding::Name(name) => {
-                    self.operand_place(name).map_err(|what| at.error(OpError::Invalid(what)))?
-                }
-                Binding::Value(v) => {
-                    let t = located(at, const_value(self.context.package, v).and_then(|c| c.to_tensor()))?;
-                    self.constant(Arc::new(t))
-                }
-            };
-            initial.push(place);
-        }
+        let initial = bindings.iter().map(|b| self.bound(b, at)).collect::<Result<Vec<ValueRef>>>()?;
         let [cond, body] = op.blocks.as_slice() else {
-            return Err(at.error(OpError::Invalid(format!("{} blocks, expected two", op.blocks.len()))));
+            return Err(at.invalid(format!("{} blocks, expected two", op.blocks.len())));
         };
         if initial.len() != op.outputs.len() {
-            return Err(at.error(OpError::Invalid("as many results as loop variables are expected".into())));
+            return Err(at.invalid("as many results as loop variables are expected"));
         }
         let variables = self.define(op);
         let cond = self.nested(cond, &variables, at)?;
         let body = self.nested(body, &variables, at)?;
         if cond.1.len() != 1 || body.1.len() != variables.len() {
-            return Err(at.error(OpError::Invalid("the loop's blocks have other numbers of results".into())));
+            return Err(at.invalid("the loop's blocks have other numbers of results"));
         }
         instructions.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
         Ok(())
