@@ -85,9 +85,8 @@ pub(super) struct Experts {
     pub x: View,
     pub branches: Vec<Branch>,
     pub tokens: usize,
-    pub out: usize,
     /// Channels of the result.
-    rows: usize,
+    pub rows: usize,
 }
 
 /// Memory of experts while they run.
@@ -162,17 +161,6 @@ impl Pack<'_> {
 pub(in crate::cpu) fn are_alike(packs: &[Pack<'_>], n: usize) -> bool {
     let fits = packs.first().is_some_and(|p| p.experts.tokens * p.experts.rows == n);
     fits && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
-}
-
-impl Experts {
-    pub fn new(x: View, branches: Vec<Branch>, tokens: usize, rows: usize, out: usize) -> Experts {
-        Experts { x, branches, tokens, rows, out }
-    }
-
-    /// Returns the numbers of tokens and channels of the result.
-    pub fn result(&self) -> (usize, usize) {
-        (self.tokens, self.rows)
-    }
 }
 
 /// Computes the sum of all experts of packs that are alike. Counts for each pack the bytes of weights read and the experts skipped.

@@ -5,6 +5,7 @@ use crate::tensor::Tensor;
 use std::sync::Arc;
 
 /// Values that nodes read, by base.
+#[derive(Clone, Copy)]
 pub(super) struct NodeInputs<'a> {
     pub buffers: &'a [Vec<f32>],
     pub tensors: &'a [Tensor],

@@ -36,7 +36,7 @@ use anemoe_kernels::{
 use anemoe_mlpackage::mil::TensorType;
 use experts::{Pack, SumTarget};
 use inputs::NodeInputs;
-use nodes::{Item, Node, NodeKind};
+use nodes::{Computation, Item, Node, NodeKind};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -188,13 +188,13 @@ impl FusedPlan {
     /// `[1, 1, tokens, channels]`, with the channels of a token together. A function's sum that is rounded is none: a sum over
     /// packages is not.
     pub fn pack<'a>(&'a self, inputs: &'a [&'a Tensor]) -> Option<Pack<'a>> {
-        let ([Node { work: NodeKind::Experts(e), .. }], [(_, view)]) =
+        let ([Node { work: NodeKind::Compute(Computation::Experts(e), out), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
         else {
             return None;
         };
-        let (tokens, rows) = e.result();
-        let whole = view.base == Base::Buffer(e.out) && view.offset == 0;
+        let (tokens, rows) = (e.tokens, e.rows);
+        let whole = view.base == Base::Buffer(*out) && view.offset == 0;
         let lies = |shape: [usize; 4], channel: usize, token: usize| {
             let in_order =
                 (rows == 1 || view.strides[channel] == 1) && (tokens == 1 || view.strides[token] == rows);
@@ -238,84 +238,94 @@ struct PlanRun<'a> {
 fn run_node(
     work: &NodeKind,
     arena: &mut Arena,
-    &PlanRun { constants, inputs, skip_zero, round: is_rounded }: &PlanRun<'_>,
+    run: &PlanRun<'_>,
     states: &mut [StateValue],
     counts: &mut Counts,
 ) -> OpResult<()> {
-    let pool = Pool::global();
+    let (pool, &PlanRun { constants, inputs, round, .. }) = (Pool::global(), run);
     let Arena { buffers, packed, tensors, changes } = arena;
-    macro_rules! with_out {
-        ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
-            let mut taken = std::mem::take(&mut buffers[$out]);
-            let $y = &mut taken;
-            let $sources = NodeInputs { buffers, tensors, constants, inputs };
-            $body;
-            buffers[$out] = taken;
-        }};
-    }
+    let sources = NodeInputs { buffers, tensors, constants, inputs };
     match work {
         NodeKind::Products { fills, items } => {
-            let sources = NodeInputs { buffers, tensors, constants, inputs };
             for fill in fills.iter() {
                 let order = layout_of(items, fill.packed)?;
                 let x = columns(&sources, &fill.x, fill.strides);
-                packed[fill.packed].pack(Pool::global(), order, x, fill.tokens, fill.channels);
+                packed[fill.packed].pack(pool, order, x, fill.tokens, fill.channels);
             }
             *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
         }
-        NodeKind::Conv { conv, window, x, bias, out, then } => {
-            with_out!(*out, |sources, y| {
-                let rows = conv.weight().rows();
-                let bias = bias.map(|b| &sources.get(b)[..rows]);
-                let finish =
-                    |at: usize, y: &mut [f32]| then.iter().for_each(|then| then.apply(&sources, rows, at, y));
-                let finish: Option<Finish<'_>> = if then.is_empty() { None } else { Some(&finish) };
-                *counts += conv.run(window, image(&sources, x), y, bias, finish)?;
-            });
-        }
-        NodeKind::Pool { function, window, counts, x, out } => with_out!(*out, |sources, y| {
-            let x = image(&sources, x);
-            pool_windows(pool, &Pooling { function: *function, window, counts, x }, y);
-        }),
-        NodeKind::Gated { rows, n, gate, up, function, out } => with_out!(*out, |sources, y| {
-            row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *function, y);
-        }),
-        NodeKind::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
-            let weight = weight.map(|w| sources.get(w));
-            row_loops::norms(pool, (rows, *n), sources.get(*x), weight, *norm, y);
-        }),
-        NodeKind::Rotate { rows, half, n, x, cos, sin, factor, out } => with_out!(*out, |sources, y| {
-            let angles = (sources.get(*cos), sources.get(*sin));
-            row_loops::rotate(pool, (rows, *n), (*half, *factor), sources.get(*x), angles, y);
-        }),
-        NodeKind::Attention { shape, q, k, v, mask, sinks, out } => {
-            let operands = AttentionOperands { shape, q: *q, kv: [k, v], mask, sinks: sinks.as_deref() };
-            with_out!(out.0, |sources, y| {
-                *counts += attend(pool, &sources, states, &operands, (y, out.1), is_rounded);
-            });
-        }
         NodeKind::Update { state, new, keep, place, tail, slots, as_before } => {
-            let sources = NodeInputs { buffers, tensors, constants, inputs };
             if !*as_before {
                 find_changes(pool, &sources, (keep, place), new.shape[2], changes);
             }
             let values = (new, keep, place, tail.as_ref().map(|tail| (tail, *slots)));
-            update(pool, &mut states[*state], &sources, values, changes, is_rounded);
+            update(pool, &mut states[*state], &sources, values, changes, round);
         }
-        NodeKind::Experts(e) => {
-            with_out!(e.out, |sources, y| {
-                let pack = Pack { experts: e, sources, skip_zero, round: is_rounded };
-                experts::sum(&[pack], SumTarget::Written(y), std::slice::from_mut(counts));
-            });
+        NodeKind::WriteState { state, loops, x } => {
+            // States that are written whole are not caches, see `caches`.
+            if let StateValue::Full(t) = &mut states[*state] {
+                copy_floats(loops, sources.get(*x), t.as_f32_mut().unwrap_or_default());
+            }
         }
-        NodeKind::Binary { f, loops, x, y: other, out } => {
-            with_out!(*out, |sources, y| {
-                let (x, other) = (sources.get(*x), sources.get(*other));
-                loops.split(pool, y, 1, &|loops, y| f(loops, y, x, other));
-            });
+        NodeKind::Kernel(call) => {
+            kernel_call::run(call, (buffers, tensors), (constants, inputs), states, round)?;
         }
-        NodeKind::Unary { f, loops, x, out, n } => with_out!(*out, |sources, y| {
-            let (x, y) = (sources.get(*x), &mut y[..*n]);
+        NodeKind::Compute(work, out) => {
+            let mut y = std::mem::take(&mut buffers[*out]);
+            let sources = NodeInputs { buffers, tensors, constants, inputs };
+            let done = compute(work, &sources, states, run, &mut y);
+            buffers[*out] = y;
+            *counts += done?;
+        }
+    }
+    Ok(())
+}
+
+/// Computes a buffer and returns the work.
+fn compute(
+    work: &Computation,
+    sources: &NodeInputs<'_>,
+    states: &[StateValue],
+    run: &PlanRun<'_>,
+    y: &mut [f32],
+) -> OpResult<Counts> {
+    let (pool, mut counts) = (Pool::global(), Counts::default());
+    let get = |base: &Base| sources.get(*base);
+    match work {
+        Computation::Conv { conv, window, x, bias, then } => {
+            let rows = conv.weight().rows();
+            let bias = bias.map(|b| &sources.get(b)[..rows]);
+            let finish =
+                |at: usize, y: &mut [f32]| then.iter().for_each(|then| then.apply(sources, rows, at, y));
+            let finish: Option<Finish<'_>> = if then.is_empty() { None } else { Some(&finish) };
+            counts = conv.run(window, image(sources, x), y, bias, finish)?;
+        }
+        Computation::Pool { function, window, counts, x } => {
+            let x = image(sources, x);
+            pool_windows(pool, &Pooling { function: *function, window, counts, x }, y);
+        }
+        Computation::Gated { rows, n, gate, up, function } => {
+            row_loops::apply_gates(pool, (rows, *n), (get(gate), get(up)), *function, y);
+        }
+        Computation::Norm { rows, n, x, weight, norm } => {
+            row_loops::norms(pool, (rows, *n), get(x), weight.as_ref().map(get), *norm, y);
+        }
+        Computation::Rotate { rows, half, n, x, cos, sin, factor } => {
+            row_loops::rotate(pool, (rows, *n), (*half, *factor), get(x), (get(cos), get(sin)), y);
+        }
+        Computation::Attention { shape, q, k, v, mask, sinks, out } => {
+            let operands = AttentionOperands { shape, q: *q, kv: [k, v], mask, sinks: sinks.as_deref() };
+            counts = attend(pool, sources, states, &operands, (y, *out), run.round);
+        }
+        Computation::Experts(experts) => {
+            let pack = Pack { experts, sources: *sources, skip_zero: run.skip_zero, round: run.round };
+            experts::sum(&[pack], SumTarget::Written(y), std::slice::from_mut(&mut counts));
+        }
+        Computation::Binary { f, loops, x, y: other } => {
+            loops.split(pool, y, 1, &|loops, y| f(loops, y, get(x), get(other)));
+        }
+        Computation::Unary { f, loops, x, n } => {
+            let (x, y) = (get(x), &mut y[..*n]);
             match loops.contiguous() {
                 Some(first) => map_all(&x[first..first + n], y, f),
                 None => {
@@ -323,42 +333,27 @@ fn run_node(
                     pool.for_chunks(y, MAPPED, &|_, y| f.apply(y));
                 }
             }
-        }),
-        NodeKind::Copy { loops, x, out, fill } => {
+        }
+        Computation::Copy { loops, x, fill } => {
             if let Some((v, n)) = fill {
-                buffers[*out][..*n].fill(*v);
+                y[..*n].fill(*v);
             }
-            with_out!(*out, |sources, y| match x {
+            match x {
                 Base::State(s) => states[*s].copy_to(loops, y),
-                base => copy_floats(loops, sources.get(*base), y),
-            });
-        }
-        NodeKind::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
-            row_loops::softmax(pool, (rows, *n), *step, sources.get(*x), y);
-        }),
-        NodeKind::Reduce { f, loops, x, out } => {
-            with_out!(*out, |sources, y| f(loops, sources.get(*x), y));
-        }
-        NodeKind::MatMul { places, sizes, x_stride, y_strides, x, y: other, out } => {
-            with_out!(*out, |sources, y| {
-                let (x, other) = (sources.get(*x), sources.get(*other));
-                let (sizes, x_stride, y_strides) = (*sizes, *x_stride, *y_strides);
-                multiply_dense(pool, &DenseProducts { places, sizes, x_stride, y_strides, x, y: other }, y);
-            });
-        }
-        NodeKind::WriteState { state, loops, x } => {
-            let sources = NodeInputs { buffers, tensors, constants, inputs };
-            let x = sources.get(*x);
-            // States that are written whole are not caches, see `caches`.
-            if let StateValue::Full(t) = &mut states[*state] {
-                copy_floats(loops, x, t.as_f32_mut().unwrap_or_default());
+                base => copy_floats(loops, get(base), y),
             }
         }
-        NodeKind::Kernel(call) => {
-            kernel_call::run(call, (buffers, tensors), (constants, inputs), states, is_rounded)?;
+        Computation::Softmax { rows, n, step, x } => {
+            row_loops::softmax(pool, (rows, *n), *step, get(x), y);
+        }
+        Computation::Reduce { f, loops, x } => f(loops, get(x), y),
+        Computation::MatMul { places, sizes, x_stride, y_strides, x, y: other } => {
+            let (sizes, x_stride, y_strides) = (*sizes, *x_stride, *y_strides);
+            let (x, other) = (get(x), get(other));
+            multiply_dense(pool, &DenseProducts { places, sizes, x_stride, y_strides, x, y: other }, y);
         }
     }
-    Ok(())
+    Ok(counts)
 }
 
 /// Operands of an attention node.

@@ -71,60 +71,6 @@ pub(super) enum NodeKind {
         fills: Vec<Fill>,
         items: Vec<Item>,
     },
-    Conv {
-        conv: Arc<Convolution>,
-        window: Window,
-        x: View,
-        bias: Option<Base>,
-        out: usize,
-        /// Operations on the results, block by block.
-        then: Vec<Then>,
-    },
-    /// A pool of an image with channels last.
-    Pool {
-        function: PoolFunction,
-        window: Window,
-        counts: [Vec<usize>; 3],
-        x: View,
-        out: usize,
-    },
-    Gated {
-        rows: StridedLoops<3>,
-        n: usize,
-        gate: Base,
-        up: Base,
-        function: GateFunction,
-        out: usize,
-    },
-    Norm {
-        rows: StridedLoops<2>,
-        n: usize,
-        x: Base,
-        weight: Option<Base>,
-        norm: RmsNorm,
-        out: usize,
-    },
-    Rotate {
-        rows: StridedLoops<4>,
-        half: usize,
-        n: usize,
-        x: Base,
-        cos: Base,
-        sin: Base,
-        /// Factor of the result.
-        factor: f32,
-        out: usize,
-    },
-    Attention {
-        shape: AttentionShape,
-        q: (Base, HeadStrides),
-        k: View,
-        v: View,
-        mask: (View, usize),
-        /// A score for each head that has no value.
-        sinks: Option<Vec<f32>>,
-        out: (usize, HeadStrides),
-    },
     Update {
         state: usize,
         new: View,
@@ -136,26 +82,84 @@ pub(super) enum NodeKind {
         /// True if the same slots change as in the update before.
         as_before: bool,
     },
+    WriteState {
+        state: usize,
+        loops: StridedLoops<2>,
+        x: Base,
+    },
+    Kernel(Box<KernelCall>),
+    /// Computes a buffer.
+    Compute(Computation, usize),
+}
+
+/// Computation of one buffer.
+pub(super) enum Computation {
+    Conv {
+        conv: Arc<Convolution>,
+        window: Window,
+        x: View,
+        bias: Option<Base>,
+        /// Operations on the results, block by block.
+        then: Vec<Then>,
+    },
+    /// A pool of an image with channels last.
+    Pool {
+        function: PoolFunction,
+        window: Window,
+        counts: [Vec<usize>; 3],
+        x: View,
+    },
+    Gated {
+        rows: StridedLoops<3>,
+        n: usize,
+        gate: Base,
+        up: Base,
+        function: GateFunction,
+    },
+    Norm {
+        rows: StridedLoops<2>,
+        n: usize,
+        x: Base,
+        weight: Option<Base>,
+        norm: RmsNorm,
+    },
+    Rotate {
+        rows: StridedLoops<4>,
+        half: usize,
+        n: usize,
+        x: Base,
+        cos: Base,
+        sin: Base,
+        /// Factor of the result.
+        factor: f32,
+    },
+    Attention {
+        shape: AttentionShape,
+        q: (Base, HeadStrides),
+        k: View,
+        v: View,
+        mask: (View, usize),
+        /// A score for each head that has no value.
+        sinks: Option<Vec<f32>>,
+        out: HeadStrides,
+    },
     Experts(Box<Experts>),
     Binary {
         f: BinaryLoops,
         loops: StridedLoops<3>,
         x: Base,
         y: Base,
-        out: usize,
     },
     Unary {
         f: ElementFunction,
         loops: StridedLoops<2>,
         x: Base,
-        out: usize,
         /// Number of elements.
         n: usize,
     },
     Copy {
         loops: StridedLoops<2>,
         x: Base,
-        out: usize,
         /// Value that fills `out` before the copy, and the number of elements of `out`.
         fill: Option<(f32, usize)>,
     },
@@ -164,13 +168,11 @@ pub(super) enum NodeKind {
         n: usize,
         step: usize,
         x: Base,
-        out: usize,
     },
     Reduce {
         f: Reduce,
         loops: ReductionLoops,
         x: Base,
-        out: usize,
     },
     /// Products of matrices `[m, k]` and `[k, n]`.
     MatMul {
@@ -183,14 +185,7 @@ pub(super) enum NodeKind {
         y_strides: [usize; 2],
         x: Base,
         y: Base,
-        out: usize,
     },
-    WriteState {
-        state: usize,
-        loops: StridedLoops<2>,
-        x: Base,
-    },
-    Kernel(Box<KernelCall>),
 }
 
 impl NodeKind {
@@ -198,19 +193,7 @@ impl NodeKind {
     pub fn writes(&self, buffer: usize) -> bool {
         match self {
             NodeKind::Products { items, .. } => items.iter().any(|item| item.out == buffer),
-            NodeKind::Attention { out, .. } => out.0 == buffer,
-            NodeKind::Experts(e) => e.out == buffer,
-            NodeKind::Conv { out, .. }
-            | NodeKind::Pool { out, .. }
-            | NodeKind::Gated { out, .. }
-            | NodeKind::Norm { out, .. }
-            | NodeKind::Rotate { out, .. }
-            | NodeKind::Binary { out, .. }
-            | NodeKind::Unary { out, .. }
-            | NodeKind::Copy { out, .. }
-            | NodeKind::Softmax { out, .. }
-            | NodeKind::Reduce { out, .. }
-            | NodeKind::MatMul { out, .. } => *out == buffer,
+            NodeKind::Compute(_, out) => *out == buffer,
             NodeKind::Update { .. } | NodeKind::WriteState { .. } | NodeKind::Kernel(_) => false,
         }
     }

@@ -1,7 +1,7 @@
 //! Changes slots of a state in place: finds the slots that a call changes, and writes them.
 
 use super::inputs::NodeInputs;
-use super::nodes::{Node, NodeKind};
+use super::nodes::{Computation, Node, NodeKind};
 use super::view::{Base, View};
 use crate::cpu::state_value::{StatePiece, StateValue};
 use anemoe_kernels::Pool;
@@ -46,7 +46,7 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
         }
     }
     for node in nodes {
-        let NodeKind::Attention { k, v, .. } = &node.work else { continue };
+        let NodeKind::Compute(Computation::Attention { k, v, .. }, _) = &node.work else { continue };
         for view in [k, v] {
             let Base::State(s) = view.base else { continue };
             let &[_, _, rows, d] = states[s].as_slice() else { continue };

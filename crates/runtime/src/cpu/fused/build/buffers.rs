@@ -1,7 +1,7 @@
 //! Assigns memory to the values of a plan.
 
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::{KernelOperand, Node, NodeKind, Then};
+use super::super::nodes::{Computation, KernelOperand, Node, NodeKind, Then};
 use super::super::view::{Base, View};
 
 /// Assigns the same memory to buffers whose lifetimes do not overlap; returns the sizes in elements.
@@ -63,57 +63,8 @@ impl NodeKind {
                     i.bias.iter_mut().for_each(|b| base(b, f));
                 }
             }
-            NodeKind::Conv { x, bias, out, then, .. } => {
-                base(&mut x.base, f);
-                bias.iter_mut().for_each(|b| base(b, f));
-                for then in then {
-                    if let Then::Pair { with, .. } = then {
-                        base(with, f);
-                    }
-                }
-                f(out);
-            }
-            NodeKind::Pool { x, out, .. } => {
-                base(&mut x.base, f);
-                f(out);
-            }
-            NodeKind::Gated { gate, up, out, .. } => {
-                base(gate, f);
-                base(up, f);
-                f(out);
-            }
-            NodeKind::Norm { x, weight, out, .. } => {
-                base(x, f);
-                weight.iter_mut().for_each(|b| base(b, f));
-                f(out);
-            }
-            NodeKind::Rotate { x, cos, sin, out, .. } => {
-                [x, cos, sin].into_iter().for_each(|b| base(b, f));
-                f(out);
-            }
-            NodeKind::Attention { q, k, v, mask, out, .. } => {
-                [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(|b| base(b, f));
-                f(&mut out.0);
-            }
             NodeKind::Update { new, keep, place, tail, .. } => {
                 [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
-            }
-            NodeKind::Experts(e) => {
-                base(&mut e.x.base, f);
-                e.branches.iter_mut().for_each(|b| base(&mut b.weight.base, f));
-                f(&mut e.out);
-            }
-            NodeKind::Binary { x, y, out, .. } | NodeKind::MatMul { x, y, out, .. } => {
-                base(x, f);
-                base(y, f);
-                f(out);
-            }
-            NodeKind::Unary { x, out, .. }
-            | NodeKind::Copy { x, out, .. }
-            | NodeKind::Softmax { x, out, .. }
-            | NodeKind::Reduce { x, out, .. } => {
-                base(x, f);
-                f(out);
             }
             NodeKind::WriteState { x, .. } => base(x, f),
             NodeKind::Kernel(call) => {
@@ -123,6 +74,42 @@ impl NodeKind {
                     }
                 }
             }
+            NodeKind::Compute(work, out) => {
+                work.each_base(&mut |b| base(b, f));
+                f(out);
+            }
+        }
+    }
+}
+
+impl Computation {
+    /// Calls `f` with everything that the computation reads.
+    fn each_base(&mut self, f: &mut dyn FnMut(&mut Base)) {
+        match self {
+            Computation::Conv { x, bias, then, .. } => {
+                let pairs = then
+                    .iter_mut()
+                    .filter_map(|t| if let Then::Pair { with, .. } = t { Some(with) } else { None });
+                [&mut x.base].into_iter().chain(bias).chain(pairs).for_each(f);
+            }
+            Computation::Pool { x, .. } => f(&mut x.base),
+            Computation::Gated { gate, up, .. } => [gate, up].into_iter().for_each(f),
+            Computation::Norm { x, weight, .. } => [x].into_iter().chain(weight).for_each(f),
+            Computation::Rotate { x, cos, sin, .. } => [x, cos, sin].into_iter().for_each(f),
+            Computation::Attention { q, k, v, mask, .. } => {
+                [&mut q.0, &mut k.base, &mut v.base, &mut mask.0.base].into_iter().for_each(f);
+            }
+            Computation::Experts(e) => {
+                f(&mut e.x.base);
+                e.branches.iter_mut().for_each(|b| f(&mut b.weight.base));
+            }
+            Computation::Binary { x, y, .. } | Computation::MatMul { x, y, .. } => {
+                [x, y].into_iter().for_each(f);
+            }
+            Computation::Unary { x, .. }
+            | Computation::Copy { x, .. }
+            | Computation::Softmax { x, .. }
+            | Computation::Reduce { x, .. } => f(x),
         }
     }
 }

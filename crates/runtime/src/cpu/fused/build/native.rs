@@ -6,9 +6,9 @@ use super::super::super::ops::{
     fast_reduction,
 };
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::{NodeKind, Then};
+use super::super::nodes::{Computation, Then};
 use super::super::view::{Base, View};
-use super::plan_builder::{PlanBuilder, buffer_of};
+use super::plan_builder::PlanBuilder;
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::PairFunction;
 
@@ -163,7 +163,7 @@ impl PlanBuilder<'_> {
             let to = out.sliced(axis, begin, part.shape[axis]);
             let loops =
                 StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
-            self.push(NodeKind::Copy { loops, x: part.base, out: buffer_of(&out), fill: None });
+            self.compute(Computation::Copy { loops, x: part.base, fill: None }, &out);
             begin += part.shape[axis];
         }
         self.define(out)
@@ -205,7 +205,7 @@ impl PlanBuilder<'_> {
             to = to.sliced(d, before, x.shape[d]);
         }
         let loops = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.push(NodeKind::Copy { loops, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
+        self.compute(Computation::Copy { loops, x: x.base, fill: Some((value, out.len())) }, &out);
         self.define(out)
     }
 
@@ -249,12 +249,14 @@ impl PlanBuilder<'_> {
         };
         let (xs, ys) = (first(&x)?, first(&y)?);
         let loops = StridedLoops::new(&batch, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
-        let (mut places, to) = (Vec::new(), buffer_of(&out));
+        let mut places = Vec::new();
         loops.each_element(|place| places.push(place));
         places.sort_unstable();
         let (x, y) = (x.base, y.base);
-        let work = NodeKind::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y, out: to };
-        self.push_result(work, to);
+        self.compute_result(
+            Computation::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y },
+            &out,
+        );
         self.define(out)
     }
 
@@ -289,8 +291,8 @@ impl PlanBuilder<'_> {
         let x = self.make_contiguous(x, 1);
         let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
         let out = self.allocate(&shape, &order);
-        let (counts, to) = (params.counts(&window, &spatial), buffer_of(&out));
-        self.push_result(NodeKind::Pool { function: params.function, window, counts, x, out: to }, to);
+        let counts = params.counts(&window, &spatial);
+        self.compute_result(Computation::Pool { function: params.function, window, counts, x }, &out);
         self.define(out)
     }
 
@@ -302,15 +304,10 @@ impl PlanBuilder<'_> {
         };
         let x = self.argument("x")?;
         let axis = self.g.axis(axis, x.rank())?;
-        let mut order = Self::order(&x);
-        order.retain(|d| *d != axis);
-        order.push(axis);
-        let out = self.allocate(&x.shape, &order);
-        let mut rows = x.shape.clone();
-        rows[axis] = 1;
-        let loops = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
-        let (n, to) = (x.shape[axis], buffer_of(&out));
-        self.push(NodeKind::Softmax { rows: loops, n, step: x.strides[axis], x: x.base, out: to });
+        let (out, rows) = self.rows_like(&x, axis);
+        let rows = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
+        let (n, step) = (x.shape[axis], x.strides[axis]);
+        self.compute(Computation::Softmax { rows, n, step, x: x.base }, &out);
         self.define(out)
     }
 
@@ -333,8 +330,7 @@ impl PlanBuilder<'_> {
         let loops = ReductionLoops::new(&x.shape, &reduced, &out.strides, (&x.strides, x.offset));
         let fast = fast_reduction(op).filter(|_| !self.round);
         let f = fast.or_else(|| exact_reduction(op))?;
-        let to = buffer_of(&out);
-        self.push_result(NodeKind::Reduce { f, loops, x: x.base, out: to }, to);
+        self.compute_result(Computation::Reduce { f, loops, x: x.base }, &out);
         let view = if keep { out } else { out.reshaped(&shape)? };
         self.define(view)
     }
@@ -361,8 +357,7 @@ impl PlanBuilder<'_> {
         if !broadcast {
             return None;
         }
-        let to = buffer_of(&out);
-        self.push_result(NodeKind::Binary { f, loops, x: x.base, y: y.base, out: to }, to);
+        self.compute_result(Computation::Binary { f, loops, x: x.base, y: y.base }, &out);
         self.define(out)
     }
 
@@ -425,12 +420,11 @@ impl PlanBuilder<'_> {
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
         let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
-        let (to, n) = (buffer_of(&out), out.len());
-        let work = NodeKind::Unary { f, loops, x: x.base, out: to, n };
+        let work = Computation::Unary { f, loops, x: x.base, n: out.len() };
         if is_rounded {
-            self.push(work);
+            self.compute(work, &out);
         } else {
-            self.push_result(work, to);
+            self.compute_result(work, &out);
         }
         self.define(out)
     }

@@ -4,10 +4,10 @@ use super::super::super::ir::{InstrKind, Projection, ValueRef};
 use super::super::super::strided::StridedLoops;
 use super::super::super::weights::StoredWeight;
 use super::super::experts::{BiasRows, Branch, Experts, WeightRows};
-use super::super::nodes::NodeKind;
+use super::super::nodes::{Computation, NodeKind};
 use super::super::patterns::{self, Fused};
 use super::super::view::View;
-use super::plan_builder::{PlanBuilder, buffer_of};
+use super::plan_builder::PlanBuilder;
 use anemoe_kernels::{AttentionShape, HeadStrides};
 use anemoe_mlpackage::mil::DataType;
 use std::collections::BTreeMap;
@@ -97,25 +97,14 @@ impl PlanBuilder<'_> {
             Fused::Norm { x, axis, norm, weight } => {
                 let view = self.float(*x)?;
                 let x = self.make_contiguous(view, *axis);
-                let mut order = Self::order(&x);
-                order.retain(|d| d != axis);
-                order.push(*axis);
-                let out = self.allocate(&x.shape, &order);
-                let mut rows = x.shape.clone();
-                rows[*axis] = 1;
-                let weight = weight.map(|w| self.place(w).map(|v| v.base));
-                let work = NodeKind::Norm {
-                    rows: StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]),
-                    n: x.shape[*axis],
-                    x: x.base,
-                    weight: match weight {
-                        Some(w) => Some(w?),
-                        None => None,
-                    },
-                    norm: *norm,
-                    out: buffer_of(&out),
+                let (out, rows) = self.rows_like(&x, *axis);
+                let weight = match weight {
+                    Some(w) => Some(self.place(*w)?.base),
+                    None => None,
                 };
-                self.push(work);
+                let rows = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
+                let (n, norm) = (x.shape[*axis], *norm);
+                self.compute(Computation::Norm { rows, n, x: x.base, weight, norm }, &out);
                 self.define(out)
             }
             Fused::Rotate { x, cos, sin, half, factor } => {
@@ -124,56 +113,27 @@ impl PlanBuilder<'_> {
                 let x = self.make_contiguous(view, last);
                 let (cos, sin) = (self.float(*cos)?, self.float(*sin)?);
                 let (cos, sin) = (self.make_contiguous(cos, last), self.make_contiguous(sin, last));
-                let mut order = Self::order(&x);
-                order.retain(|d| *d != last);
-                order.push(last);
-                let out = self.allocate(&x.shape, &order);
+                let (out, rows) = self.rows_like(&x, last);
                 let n = x.shape[last];
                 if cos.shape.last() != Some(&n) || sin.shape.last() != Some(&n) {
                     return None;
                 }
                 let (c, s) = (cos.broadcast(&x.shape)?, sin.broadcast(&x.shape)?);
-                let mut rows = x.shape.clone();
-                rows[last] = 1;
                 let start = [0, x.offset, cos.offset, sin.offset];
                 let rows = StridedLoops::new(&rows, [&out.strides, &x.strides, &c, &s], start);
-                let (half, factor, to) = (*half, *factor, buffer_of(&out));
-                self.push(NodeKind::Rotate {
-                    rows,
-                    half,
-                    n,
-                    x: x.base,
-                    cos: cos.base,
-                    sin: sin.base,
-                    factor,
-                    out: to,
-                });
+                let (half, factor, x, cos, sin) = (*half, *factor, x.base, cos.base, sin.base);
+                self.compute(Computation::Rotate { rows, half, n, x, cos, sin, factor }, &out);
                 self.define(out)
             }
             Fused::Gated { gate, up, function } => {
                 let (gate, up) = (self.float(*gate)?, self.float(*up)?);
                 let axis = *Self::order(&gate).last()?;
                 let (gate, up) = (self.make_contiguous(gate, axis), self.make_contiguous(up, axis));
-                let mut order = Self::order(&gate);
-                order.retain(|d| *d != axis);
-                order.push(axis);
-                let out = self.allocate(&gate.shape, &order);
-                let mut rows = gate.shape.clone();
-                rows[axis] = 1;
-                let loops = StridedLoops::new(
-                    &rows,
-                    [&out.strides, &gate.strides, &up.strides],
-                    [0, gate.offset, up.offset],
-                );
-                let (n, to) = (gate.shape[axis], buffer_of(&out));
-                self.push(NodeKind::Gated {
-                    rows: loops,
-                    n,
-                    gate: gate.base,
-                    up: up.base,
-                    function: *function,
-                    out: to,
-                });
+                let (out, rows) = self.rows_like(&gate, axis);
+                let strides = [out.strides.as_slice(), &gate.strides, &up.strides];
+                let rows = StridedLoops::new(&rows, strides, [0, gate.offset, up.offset]);
+                let (n, gate, up, function) = (gate.shape[axis], gate.base, up.base, *function);
+                self.compute(Computation::Gated { rows, n, gate, up, function }, &out);
                 self.define(out)
             }
             Fused::Experts { branches } => self.experts(branches),
@@ -251,7 +211,8 @@ impl PlanBuilder<'_> {
             all.push(Branch { gate_up, bias, down, down_bias, weight, function: b.function });
         }
         let out = self.allocate(&shape, &[0, 2, 3, 1]);
-        self.push(NodeKind::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
+        let experts = Experts { x, branches: all, tokens, rows: shape[1] };
+        self.compute(Computation::Experts(Box::new(experts)), &out);
         self.define(out)
     }
 
@@ -281,16 +242,16 @@ impl PlanBuilder<'_> {
         let out = self.allocate(&shape, &[0, 2, 1, 3]);
         let slots = k.shape[2];
         let at = |v: &View| HeadStrides { first: v.offset, head: v.strides[1], token: v.strides[2] };
-        let work = NodeKind::Attention {
+        let work = Computation::Attention {
             shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots },
             q: (q.base, at(&q)),
             k,
             v,
             mask: (mask.clone(), mask.strides[2]),
             sinks,
-            out: (buffer_of(&out), at(&out)),
+            out: at(&out),
         };
-        self.push(work);
+        self.compute(work, &out);
         self.define(out)
     }
 }

@@ -3,7 +3,7 @@
 use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::StridedLoops;
 use super::super::super::weights::to_f16;
-use super::super::nodes::{Node, NodeKind, Then};
+use super::super::nodes::{Computation, Node, NodeKind, Then};
 use super::super::patterns::InstrGraph;
 use super::super::view::{Base, View};
 use crate::tensor::Data;
@@ -37,11 +37,15 @@ impl PlanBuilder<'_> {
         self.nodes.push(Node { work, round: Vec::new(), op_type, name });
     }
 
-    /// Adds a node that computes the step's result into `buffer`, and its rounding.
-    pub fn push_result(&mut self, work: NodeKind, buffer: usize) {
-        self.push(work);
-        let node = self.nodes.len() - 1;
-        self.round_result(node, buffer);
+    /// Adds a node that computes a new buffer.
+    pub fn compute(&mut self, work: Computation, out: &View) {
+        self.push(NodeKind::Compute(work, buffer_of(out)));
+    }
+
+    /// Adds a node that computes the step's result, and its rounding.
+    pub fn compute_result(&mut self, work: Computation, out: &View) {
+        self.compute(work, out);
+        self.round_result(self.nodes.len() - 1, buffer_of(out));
     }
 
     /// Adds a rounding to fp16 behind `node`, if the plan rounds and the step's result has type fp16.
@@ -67,7 +71,7 @@ impl PlanBuilder<'_> {
     /// Returns the number of channels of the results of a convolution.
     pub fn channels_of(&self, conv: usize) -> usize {
         match &self.nodes[self.convs[conv].0].work {
-            NodeKind::Conv { conv, .. } => conv.weight().rows(),
+            NodeKind::Compute(Computation::Conv { conv, .. }, _) => conv.weight().rows(),
             _ => 0,
         }
     }
@@ -77,7 +81,9 @@ impl PlanBuilder<'_> {
     pub fn push_then(&mut self, (conv, view): (usize, View), operation: Then, rounded: bool) -> Option<()> {
         let rounds = self.rounds_result() && !rounded;
         let (node, value) = self.convs.get_mut(conv)?;
-        let NodeKind::Conv { then, .. } = &mut self.nodes[*node].work else { return None };
+        let NodeKind::Compute(Computation::Conv { then, .. }, _) = &mut self.nodes[*node].work else {
+            return None;
+        };
         then.push(operation);
         if rounds {
             then.push(Then::Round);
@@ -167,8 +173,7 @@ impl PlanBuilder<'_> {
     pub fn copied(&mut self, view: &View, order: &[usize]) -> View {
         let out = self.allocate(&view.shape, order);
         let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
-        let to = buffer_of(&out);
-        self.push(NodeKind::Copy { loops, x: view.base, out: to, fill: None });
+        self.compute(Computation::Copy { loops, x: view.base, fill: None }, &out);
         out
     }
 
@@ -202,6 +207,16 @@ impl PlanBuilder<'_> {
         copy
     }
 
+    /// Makes a buffer like `x` whose elements along `axis` lie together; also returns the shape of its rows along this axis.
+    pub fn rows_like(&mut self, x: &View, axis: usize) -> (View, Vec<usize>) {
+        let mut order = Self::order(x);
+        order.retain(|d| *d != axis);
+        order.push(axis);
+        let mut rows = x.shape.clone();
+        rows[axis] = 1;
+        (self.allocate(&x.shape, &order), rows)
+    }
+
     /// Returns the dimensions by stride, the largest first.
     pub fn order(view: &View) -> Vec<usize> {
         let mut order: Vec<usize> = (0..view.rank()).collect();
@@ -230,7 +245,7 @@ impl PlanBuilder<'_> {
         let out = self.allocate_dense(&view.shape);
         let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
         let to = buffer_of(&out);
-        let work = NodeKind::Copy { loops, x: view.base, out: to, fill: None };
+        let work = NodeKind::Compute(Computation::Copy { loops, x: view.base, fill: None }, to);
         let round = vec![(to, self.sizes[to])];
         self.nodes.push(Node { work, round, op_type: "input".into(), name: String::new() });
         out

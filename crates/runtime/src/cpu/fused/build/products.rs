@@ -3,9 +3,10 @@
 use super::super::super::convolution::Convolution;
 use super::super::super::ir::{Projection, ValueRef};
 use super::super::super::weights::StoredWeight;
-use super::super::nodes::{Fill, Item, Node, NodeKind, Then};
+use super::super::nodes::{Computation, Fill, Item, Node, NodeKind, Then};
 use super::super::view::{Base, View};
 use super::plan_builder::{PlanBuilder, buffer_of};
+use anemoe_kernels::Window;
 use std::sync::Arc;
 
 impl PlanBuilder<'_> {
@@ -30,10 +31,7 @@ impl PlanBuilder<'_> {
                 let x = if conv.wants_channels_last(&window) { self.make_contiguous(x, 1) } else { x };
                 let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
                 let out = self.allocate(&shape, &order);
-                let (conv, to) = (conv.clone(), buffer_of(&out));
-                let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
-                self.push(NodeKind::Conv { conv, window, x, bias, out: to, then });
-                self.convs.push((self.nodes.len() - 1, value));
+                self.convolve((conv.clone(), window), x, bias, &out, value);
                 self.define(out)
             }
             Projection::Linear { weight, input, output } => {
@@ -44,6 +42,20 @@ impl PlanBuilder<'_> {
                 self.tokenwise(x, weight.clone(), bias, axes, packs)
             }
         }
+    }
+
+    /// Adds a node of a convolution whose results are `value`, a buffer of the instructions.
+    fn convolve(
+        &mut self,
+        (conv, window): (Arc<Convolution>, Window),
+        x: View,
+        bias: Option<Base>,
+        out: &View,
+        value: usize,
+    ) {
+        let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
+        self.compute(Computation::Conv { conv, window, x, bias, then }, out);
+        self.convs.push((self.nodes.len() - 1, value));
     }
 
     /// Returns the place of a bias of `rows` elements; `Some(None)` where there is no bias, `None` where it does not fit.
@@ -94,9 +106,7 @@ impl PlanBuilder<'_> {
             let (shape, strides) =
                 (vec![1, cols, tokens], vec![0, flattened.strides[1], flattened.strides[0]]);
             let x = View { shape, strides, ..flattened };
-            let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
-            self.push(NodeKind::Conv { conv, window, x, bias, out: buffer_of(&out), then });
-            self.convs.push((self.nodes.len() - 1, value));
+            self.convolve((conv, window), x, bias, &out, value);
         } else {
             self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
         }
@@ -140,7 +150,8 @@ impl PlanBuilder<'_> {
         let packed = self.new_packed();
         self.products.push((x.clone(), self.nodes.len(), packed));
         let fills = vec![Fill { packed, x, tokens, channels, strides }];
-        self.push_result(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] }, out);
+        self.push(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] });
+        self.round_result(self.nodes.len() - 1, out);
         Some(())
     }
 }
