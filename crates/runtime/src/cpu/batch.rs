@@ -20,8 +20,54 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most functions kept of a stage, one for each token count: a pass has up to 64 tokens, but few counts are frequent.
-pub(super) const KEPT_COUNTS: usize = 32;
+/// Most functions kept, one for each token count: a pass has up to 64 tokens, but few counts are frequent.
+const KEPT_COUNTS: usize = 32;
+
+/// Functions that were compiled for token counts, by key.
+pub(super) struct KeptFunctions<K> {
+    functions: Mutex<Recent<K, Arc<CompiledFunction>>>,
+    /// Work of functions that are no longer kept.
+    gone: Mutex<Counts>,
+}
+
+impl<K: PartialEq> KeptFunctions<K> {
+    pub fn new() -> KeptFunctions<K> {
+        KeptFunctions { functions: Mutex::new(Recent::new(KEPT_COUNTS)), gone: Mutex::default() }
+    }
+
+    /// Returns the function of a key; compiles it with `make` if it is not kept.
+    ///
+    /// # Errors
+    /// Fails like `make`.
+    pub fn get<E>(
+        &self,
+        key: K,
+        make: impl FnOnce() -> std::result::Result<CompiledFunction, E>,
+    ) -> std::result::Result<Arc<CompiledFunction>, E> {
+        if let Some(found) = locked(&self.functions).get(&key) {
+            return Ok(found.clone());
+        }
+        let made = Arc::new(make()?);
+        let mut functions = locked(&self.functions);
+        if let Some(found) = functions.get(&key) {
+            return Ok(found.clone());
+        }
+        if let Some(gone) = functions.insert(key, made.clone()) {
+            *locked(&self.gone) += gone.counts();
+        }
+        Ok(made)
+    }
+
+    /// Returns the functions that are kept.
+    pub fn all(&self) -> Vec<Arc<CompiledFunction>> {
+        locked(&self.functions).values().cloned().collect()
+    }
+
+    /// Returns the work of functions that are no longer kept.
+    pub fn gone(&self) -> Counts {
+        *locked(&self.gone)
+    }
+}
 
 /// A value of a batch: an input of the whole function, or an output of a stage.
 #[derive(Clone, Copy)]
@@ -30,10 +76,20 @@ enum ValueOrigin {
     Stage(usize, usize),
 }
 
+impl ValueOrigin {
+    /// Returns the value, given the function's inputs and the outputs of stages.
+    fn value<'a>(self, inputs: &'a [FunctionInput<'a>], stages: &'a [Vec<Tensor>]) -> FunctionInput<'a> {
+        match self {
+            ValueOrigin::Input(i) => inputs[i],
+            ValueOrigin::Stage(stage, i) => FunctionInput::Shared(&stages[stage][i]),
+        }
+    }
+}
+
 /// A stage, its compiled functions by token count, and the origins of its inputs.
 struct CompiledStage {
     stage: PlansByTokens,
-    functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
+    functions: KeptFunctions<usize>,
     inputs: Vec<ValueOrigin>,
     /// Token axis of each input; none where each sequence has a value of its own.
     input_axes: Vec<Option<usize>>,
@@ -51,8 +107,6 @@ pub(super) struct StagedFunction {
     stages: Vec<Option<CompiledStage>>,
     outputs: Vec<ValueOrigin>,
     spare: Mutex<Vec<StageValues>>,
-    /// Work of functions that are no longer kept.
-    gone: Mutex<Counts>,
 }
 
 /// Outputs of the stages for all tokens of the batch, and memory of single calls.
@@ -81,17 +135,13 @@ fn copy_entries(
     let has = *from.shape.get(axis)?;
     let values = from.as_f32()?;
     let inner: usize = from.shape[axis + 1..].iter().product();
-    if to.shape.len() != from.shape.len() || to.shape[axis] != width || to.as_f32().is_none() {
+    let is_size =
+        |(i, n): (usize, &usize)| if i == axis { *n == width } else { from.shape.get(i) == Some(n) };
+    let fits = to.shape.len() == from.shape.len() && to.shape.iter().enumerate().all(is_size);
+    if !fits || to.as_f32().is_none() {
         let mut shape = from.shape.clone();
         shape[axis] = width;
         to.reset_f32(&shape);
-    } else {
-        let same = (0..from.shape.len()).all(|i| i == axis || to.shape[i] == from.shape[i]);
-        if !same {
-            let mut shape = from.shape.clone();
-            shape[axis] = width;
-            to.reset_f32(&shape);
-        }
     }
     let out = to.as_f32_mut()?;
     let n = count * inner;
@@ -131,7 +181,7 @@ impl StagedFunction {
             for (i, output) in stage.described.outputs.iter().enumerate() {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
-            let functions = Mutex::new(Recent::new(KEPT_COUNTS));
+            let functions = KeptFunctions::new();
             let stage = PlansByTokens::new(
                 package.clone(),
                 options,
@@ -157,37 +207,17 @@ impl StagedFunction {
             stages: compiled,
             outputs,
             spare: Mutex::default(),
-            gone: Mutex::default(),
         })
     }
 
-    /// Returns the functions that the stages were compiled to so far.
-    pub fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
-        let of = |c: &CompiledStage| locked(&c.functions).values().cloned().collect::<Vec<_>>();
-        self.stages.iter().flatten().flat_map(of).collect()
+    /// Returns the functions that the stages were compiled to.
+    pub fn functions(&self) -> impl Iterator<Item = &KeptFunctions<usize>> {
+        self.stages.iter().flatten().map(|stage| &stage.functions)
     }
 
     /// Returns the function of a stage for `tokens` tokens, compiled if it is not kept.
     fn function(&self, compiled: &CompiledStage, tokens: usize) -> Result<Arc<CompiledFunction>> {
-        let functions = || locked(&compiled.functions);
-        if let Some(found) = functions().get(&tokens) {
-            return Ok(found.clone());
-        }
-        let made = compiled.stage.for_tokens(&self.axes, WRITTEN_FOR, tokens)?;
-        let mut functions = functions();
-        if let Some(found) = functions.get(&tokens) {
-            return Ok(found.clone());
-        }
-        let made = Arc::new(made);
-        if let Some(gone) = functions.insert(tokens, made.clone()) {
-            *locked(&self.gone) += gone.counts();
-        }
-        Ok(made)
-    }
-
-    /// Returns the work of functions that are no longer kept.
-    pub fn gone(&self) -> Counts {
-        *locked(&self.gone)
+        compiled.functions.get(tokens, || compiled.stage.for_tokens(&self.axes, WRITTEN_FOR, tokens))
     }
 
     fn wrong(&self, what: &str) -> Error {
@@ -201,39 +231,28 @@ impl StagedFunction {
         all: usize,
         inputs: &[FunctionInput<'_>],
         parts: &[Range<usize>],
-        values: &mut StageValues,
+        StageValues { stages, inputs: copies, .. }: &mut StageValues,
     ) -> Result<()> {
         let Some(compiled) = &self.stages[number] else { return Ok(()) };
         let function = self.function(compiled, all)?;
-        let StageValues { stages, inputs: copies, .. } = values;
-        copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
-        for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
-            // Concatenate the inputs that each sequence has for itself.
-            if let ValueOrigin::Input(i) = from
-                && let FunctionInput::Own(own) = &inputs[*i]
-            {
-                let axis = axis.ok_or_else(|| self.wrong("a value of one sequence for all of them"))?;
-                for (part, own) in parts.iter().zip(*own) {
-                    let to = (&mut *copy, part.start, all);
-                    copy_entries(own, axis, 0, part.len(), to)
-                        .ok_or_else(|| self.wrong("an input of another shape"))?;
-                }
-            }
-        }
         let mut outputs = std::mem::take(&mut stages[number]);
-        let operands: Vec<&Tensor> = compiled
-            .inputs
-            .iter()
-            .zip(copies.iter())
-            .map(|(from, copy)| match from {
-                ValueOrigin::Stage(stage, i) => &stages[*stage][*i],
-                ValueOrigin::Input(i) => match &inputs[*i] {
-                    FunctionInput::Shared(t) => *t,
-                    FunctionInput::Own(_) => copy,
-                },
-            })
-            .collect();
-        let done = CompiledFunction::run(&function, &operands, &mut CpuStates::default(), &mut outputs);
+        copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
+        let each = compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut());
+        let operands = each.map(|((from, axis), copy)| match from.value(inputs, stages) {
+            FunctionInput::Shared(value) => Ok(value),
+            // Concatenates the inputs that each sequence has for itself.
+            FunctionInput::Own(own) => {
+                let axis = axis.ok_or_else(|| self.wrong("a value of one sequence for all of them"))?;
+                for (part, own) in parts.iter().zip(own) {
+                    let copied = copy_entries(own, axis, 0, part.len(), (&mut *copy, part.start, all));
+                    copied.ok_or_else(|| self.wrong("an input of another shape"))?;
+                }
+                Ok(&*copy)
+            }
+        });
+        let done = operands.collect::<Result<Vec<&Tensor>>>().and_then(|operands| {
+            CompiledFunction::run(&function, &operands, &mut CpuStates::default(), &mut outputs)
+        });
         stages[number] = outputs;
         done.map(|_| ())
     }
@@ -246,39 +265,21 @@ impl StagedFunction {
         inputs: &[FunctionInput<'_>],
         states: &mut (dyn SequenceStates + 'static),
         stages: &[Vec<Tensor>],
-        values: &mut PartValues,
+        PartValues { inputs: copies, outputs }: &mut PartValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
-        let PartValues { inputs: copies, outputs } = values;
         copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
-        let shared = |from: &ValueOrigin| match from {
-            ValueOrigin::Stage(stage, i) => Some(&stages[*stage][*i]),
-            ValueOrigin::Input(i) => match &inputs[*i] {
-                FunctionInput::Shared(t) => Some(*t),
-                FunctionInput::Own(_) => None,
-            },
-        };
-        for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
-            let Some(whole) = shared(from) else { continue };
-            let axis = axis.ok_or_else(|| self.wrong("a value of all sequences for one of them"))?;
-            let to = (copy, 0, part.len());
-            copy_entries(whole, axis, part.start, part.len(), to)
-                .ok_or_else(|| self.wrong("a value of another shape"))?;
-        }
-        let operands: SmallVec<[&Tensor; 8]> = compiled
-            .inputs
-            .iter()
-            .zip(copies.iter())
-            .map(|(from, copy)| match from {
-                ValueOrigin::Input(i) => match &inputs[*i] {
-                    FunctionInput::Own(own) => own[number],
-                    FunctionInput::Shared(_) => copy,
-                },
-                ValueOrigin::Stage(..) => copy,
-            })
-            .collect();
-        let operands: SmallVec<[FunctionInput<'_>; 8]> =
-            operands.into_iter().map(FunctionInput::Shared).collect();
+        let each = compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut());
+        let operands = each.map(|((from, axis), copy)| match from.value(inputs, stages) {
+            FunctionInput::Own(own) => Ok(FunctionInput::Shared(own[number])),
+            FunctionInput::Shared(whole) => {
+                let axis = axis.ok_or_else(|| self.wrong("a value of all sequences for one of them"))?;
+                let copied = copy_entries(whole, axis, part.start, part.len(), (&mut *copy, 0, part.len()));
+                copied.ok_or_else(|| self.wrong("a value of another shape"))?;
+                Ok(FunctionInput::Shared(&*copy))
+            }
+        });
+        let operands = operands.collect::<Result<SmallVec<[FunctionInput<'_>; 8]>>>()?;
         let call = FunctionCall { inputs: &operands, parts: &[], states: &mut [states] };
         BackendFunction::run(function.as_ref(), call, outputs)
     }

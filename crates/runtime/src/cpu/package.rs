@@ -1,12 +1,11 @@
 //! Packages on the CPU: each function is compiled at its first use.
 
-use super::batch::{KEPT_COUNTS, StagedFunction};
+use super::batch::{KeptFunctions, StagedFunction};
 use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
 use super::fused::experts::{self, Pack, SumTarget, are_alike};
 use super::plans_by_tokens::PlansByTokens;
-use super::recent::Recent;
 use super::shared_constants::CompileContext;
 use super::tokens::{KnownCarried, keep_rows, stages};
 use super::weights::const_value;
@@ -221,8 +220,7 @@ impl Backend for CpuBackend {
             caches: caches.to_vec(),
             options: self.options,
             functions: Mutex::default(),
-            resized: Mutex::new(Recent::new(KEPT_COUNTS)),
-            gone: Mutex::default(),
+            resized: KeptFunctions::new(),
             staged: Mutex::default(),
             plans_by_tokens: Mutex::default(),
         }))
@@ -240,9 +238,7 @@ struct LoadedPackage {
     /// Compiled functions by name.
     functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
     /// Functions compiled for a token count, by name and count.
-    resized: Mutex<Recent<(String, usize), Arc<CompiledFunction>>>,
-    /// Work of functions that are no longer kept.
-    gone: Mutex<Counts>,
+    resized: KeptFunctions<(String, usize)>,
     /// Functions in stages, for batches, by name; none for functions that cannot be split into stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
     /// The function that was last compiled for a token count, as read from the package, with its name.
@@ -262,8 +258,11 @@ impl LoadedPackage {
     /// Returns every function that is compiled and kept.
     fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
         let mut all: Vec<Arc<CompiledFunction>> = locked(&self.functions).values().cloned().collect();
-        all.extend(locked(&self.resized).values().cloned());
-        all.extend(locked(&self.staged).values().flatten().flat_map(|staged| staged.compiled()));
+        all.extend(self.resized.all());
+        let staged = locked(&self.staged);
+        all.extend(
+            staged.values().flatten().flat_map(|staged| staged.functions()).flat_map(KeptFunctions::all),
+        );
         all
     }
 
@@ -312,21 +311,15 @@ impl LoadedPackage {
         declared: usize,
         tokens: usize,
     ) -> Result<Option<Arc<dyn BackendFunction>>> {
-        let key = (function.to_string(), tokens);
-        if let Some(found) = locked(&self.resized).get(&key) {
-            return Ok(Some(found.clone()));
+        let make = || {
+            let plans = self.plans_by_tokens(function).map_err(Some)?;
+            plans.for_tokens(axes, declared, tokens).map_err(|_| None)
+        };
+        match self.resized.get((function.to_string(), tokens), make) {
+            Ok(function) => Ok(Some(function)),
+            Err(None) => Ok(None),
+            Err(Some(e)) => Err(e),
         }
-        let plans_by_tokens = self.plans_by_tokens(function)?;
-        let Ok(compiled) = plans_by_tokens.for_tokens(axes, declared, tokens) else { return Ok(None) };
-        let mut resized = locked(&self.resized);
-        if let Some(found) = resized.get(&key) {
-            return Ok(Some(found.clone()));
-        }
-        let compiled = Arc::new(compiled);
-        if let Some(gone) = resized.insert(key, compiled.clone()) {
-            *locked(&self.gone) += gone.counts();
-        }
-        Ok(Some(compiled))
     }
 
     /// Returns a function for tokens of several sequences; none where it cannot be split into stages.
@@ -386,8 +379,10 @@ impl backend::BackendPackage for LoadedPackage {
     }
 
     fn counts(&self) -> Counts {
-        let mut all = *locked(&self.gone);
-        locked(&self.staged).values().flatten().for_each(|staged| all += staged.gone());
+        let mut all = self.resized.gone();
+        let staged = locked(&self.staged);
+        staged.values().flatten().flat_map(|staged| staged.functions()).for_each(|kept| all += kept.gone());
+        drop(staged);
         self.compiled().iter().for_each(|f| all += f.counts());
         all
     }
