@@ -69,9 +69,11 @@ impl Convolution {
         Ok(Convolution { weight, groups, params, form })
     }
 
-    /// Makes the convolution with a kernel of size 1 over one axis, of tokens, that a product with `weight` is.
-    pub fn of_linear(weight: Arc<StoredWeight>) -> Convolution {
-        Convolution { weight, groups: 1, params: WindowParams::pointwise(), form: Form::Linear }
+    /// Makes the convolution with a kernel of size 1 over one axis, of tokens, that a product with `weight` is; `packs` says that
+    /// it reads packed rows.
+    pub fn of_linear(weight: Arc<StoredWeight>, packs: bool) -> Convolution {
+        let form = if packs { Form::Linear } else { Form::Stored };
+        Convolution { weight, groups: 1, params: WindowParams::pointwise(), form }
     }
 
     /// Tells whether the convolution is a matmul over tokens: a kernel of size 1, one group, and no image of two axes.

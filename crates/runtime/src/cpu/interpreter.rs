@@ -5,6 +5,7 @@ use super::convolution::Convolution;
 use super::ir::{Instr, InstrKind, Projection, ValueRef};
 use super::located::Located;
 use super::ops::OpResult;
+use super::ops::image::to_channels_first;
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
 use super::plans_by_shapes::ValueShapes;
@@ -14,9 +15,7 @@ use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_io::locked;
-use anemoe_kernels::{
-    Columns, Image, Isa, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
-};
+use anemoe_kernels::{Image, round_to_f16};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -304,47 +303,35 @@ impl Execution<'_> {
                     )));
                 };
                 // The tokens of a matrix are its other axis; a vector is one token.
-                let across = (*input == 2).then(|| x.shape[axis + 1]);
+                let tokens = match (*input, *output) {
+                    (2, _) => x.shape[axis + 1],
+                    (_, 1) => values.len() / cols.max(1),
+                    _ => axis.checked_sub(1).map_or(1, |i| x.shape[i]),
+                };
                 let mut shape = x.shape.clone();
                 shape.remove(axis);
                 shape.insert((shape.len() + 1).saturating_sub(*output), rows);
                 count(&shape)?;
                 check_bias(rows)?;
                 let out = y.reset_f32(&shape);
-                let w = weight.matrix();
-                let counts = Counts::product(w.bytes_read(), out.len(), cols);
-                let tokens = match (across, *output) {
-                    (None, 1) => values.len() / cols.max(1),
-                    (Some(n), _) => n,
-                    (None, _) => shape.last().copied().unwrap_or(1),
-                };
-                let (token_stride, channel_stride) = if across.is_some() { (1, tokens) } else { (cols, 1) };
-                let packs = *output == 1 && weight.packs_for(values.len() / cols.max(1));
-                let linear = packs.then(|| Convolution::of_linear(weight.clone()));
-                let (mut packed, mut transposed) = (PackedActivations::default(), Vec::new());
-                for (x, out) in values
-                    .chunks_exact((tokens * cols).max(1))
-                    .zip(out.chunks_exact_mut((tokens * rows).max(1)))
-                {
-                    if let Some(linear) = &linear {
-                        let (window, _) = linear.over(&[1, cols, tokens])?;
-                        let strides = [x.len(), channel_stride, 0, 0, token_stride];
-                        let image = Image { values: x, first: 0, batch: 1, channels: cols, strides };
-                        linear.run(&window, image, out, bias, None)?;
-                        continue;
-                    }
-                    let columns = Columns { values: x, first: 0, token_stride, channel_stride };
-                    packed.pack(Pool::global(), w.layout(), columns, tokens, cols);
-                    transposed.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);
-                    let y = if *output == 1 { &mut *out } else { &mut transposed };
-                    let product = MatMul { w, x: &packed, tokens: None, y, stride: rows, bias };
-                    matmul_batch(Isa::best(), Pool::global(), &mut [Some(product)]);
-                    if *output == 2 {
-                        let (from, to) =
-                            (Strided { first: 0, stride: rows }, Strided { first: 0, stride: tokens });
-                        transpose(Pool::global(), (rows, tokens), (&transposed, from), (out, to));
-                    }
+                if out.is_empty() {
+                    return Ok(Counts::default());
                 }
+                let packs = *output == 1 && weight.packs_for(values.len() / cols.max(1));
+                let conv = Convolution::of_linear(weight.clone(), packs);
+                let (batch, (token, channel)) = (
+                    values.len() / (tokens * cols).max(1),
+                    if *input == 2 { (1, tokens) } else { (cols, 1) },
+                );
+                let (window, _) = conv.over(&[batch, cols, tokens])?;
+                let strides = [tokens * cols, channel, 0, 0, token];
+                let image = Image { values, first: 0, batch, channels: cols, strides };
+                if *output == 1 {
+                    return conv.run(&window, image, out, bias, None);
+                }
+                let mut transposed = vec![0.0; out.len()];
+                let counts = conv.run(&window, image, &mut transposed, bias, None)?;
+                to_channels_first(&window, rows, &transposed, out);
                 Ok(counts)
             }
         }

@@ -101,7 +101,7 @@ impl PlanBuilder<'_> {
             return None;
         }
         if packs {
-            let conv = Arc::new(Convolution::of_linear(weight));
+            let conv = Arc::new(Convolution::of_linear(weight, true));
             let (window, _) = conv.over(&[1, cols, tokens]).ok()?;
             let (shape, strides) =
                 (vec![1, cols, tokens], vec![0, flattened.strides[1], flattened.strides[0]]);
