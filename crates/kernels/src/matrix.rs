@@ -107,63 +107,6 @@ impl<'a> Matrix<'a> {
         Matrix::new(Weight { format, elements, values: None, offsets: None }, rows, cols)
     }
 
-    /// Views palettized weights: indices of `bits` bits, and tables `[rows / rows_per_table, 2^bits]`.
-    ///
-    /// # Errors
-    /// A length does not fit.
-    pub fn lut(
-        bits: IndexBits,
-        elements: &'a [u8],
-        lut: &'a [f32],
-        rows_per_table: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, MatrixError> {
-        let format = WeightFormat::Lut { bits, rows_per_table };
-        Matrix::new(Weight { format, elements, values: Some(lut), offsets: None }, rows, cols)
-    }
-
-    /// Views linearly quantized weights: `scale * (q - offset)`, one scale and offset for each `block.0` x `block.1`
-    /// elements, row-major.
-    ///
-    /// # Errors
-    /// A length does not fit.
-    #[allow(clippy::too_many_arguments)]
-    pub fn int(
-        bits: IntBits,
-        signed: bool,
-        elements: &'a [u8],
-        scale: &'a [f32],
-        offsets: Option<&'a [f32]>,
-        (block_rows, block_cols): (usize, usize),
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, MatrixError> {
-        let format = WeightFormat::Int { bits, signed, block_rows, block_cols, offsets: offsets.is_some() };
-        Matrix::new(Weight { format, elements, values: Some(scale), offsets }, rows, cols)
-    }
-
-    /// Views MXFP4 weights: indices into [`MXFP4_TABLE`], and a power of two for each `block_cols` columns of a row.
-    ///
-    /// # Errors
-    /// A length does not fit.
-    pub fn mxfp4(
-        elements: &'a [u8],
-        scale: &'a [f32],
-        block_cols: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self, MatrixError> {
-        let format = WeightFormat::Mxfp4 { block_cols };
-        Matrix::new(Weight { format, elements, values: Some(scale), offsets: None }, rows, cols)
-    }
-
-    /// Returns the view with the arithmetic that was chosen for it.
-    #[cfg(test)]
-    pub(crate) fn with(self, arithmetic: &'a Arithmetic) -> Self {
-        Matrix { arithmetic, ..self }
-    }
-
     /// Returns the tables or scales; empty for dense weights, and where exponents stand for scales.
     pub fn values(&self) -> &'a [f32] {
         self.weight.values.unwrap_or_default()
@@ -180,7 +123,12 @@ impl<'a> Matrix<'a> {
             WeightFormat::Int { bits: IntBits::Four, block_cols, .. } => {
                 self.starts_rows_at_bytes() && (block_cols.is_multiple_of(8) || block_cols == self.cols)
             }
-            WeightFormat::Int { bits: IntBits::Eight, .. } => true,
+            // Sixteen columns share a vector.
+            WeightFormat::Int { bits: IntBits::Eight, block_cols, .. } => {
+                matches!(block_cols, 16 | 32 | 64)
+                    || block_cols.is_multiple_of(128)
+                    || block_cols == self.cols
+            }
             WeightFormat::Mxfp4 { .. } => matches!(self.arithmetic, Arithmetic::F32OfExponents(_)),
         }
     }
@@ -343,6 +291,56 @@ fn element(data: &[u8], bits: u8, i: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl<'a> Matrix<'a> {
+        /// Views palettized weights: indices of `bits` bits, and tables `[rows / rows_per_table, 2^bits]`.
+        pub(crate) fn lut(
+            bits: IndexBits,
+            elements: &'a [u8],
+            lut: &'a [f32],
+            rows_per_table: usize,
+            rows: usize,
+            cols: usize,
+        ) -> Result<Self, MatrixError> {
+            let format = WeightFormat::Lut { bits, rows_per_table };
+            Matrix::new(Weight { format, elements, values: Some(lut), offsets: None }, rows, cols)
+        }
+
+        /// Views linearly quantized weights: `scale * (q - offset)`, one scale and offset for each `block.0` x `block.1`
+        /// elements, row-major.
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) fn int(
+            bits: IntBits,
+            signed: bool,
+            elements: &'a [u8],
+            scale: &'a [f32],
+            offsets: Option<&'a [f32]>,
+            (block_rows, block_cols): (usize, usize),
+            rows: usize,
+            cols: usize,
+        ) -> Result<Self, MatrixError> {
+            let format =
+                WeightFormat::Int { bits, signed, block_rows, block_cols, offsets: offsets.is_some() };
+            Matrix::new(Weight { format, elements, values: Some(scale), offsets }, rows, cols)
+        }
+
+        /// Views MXFP4 weights: indices into [`MXFP4_TABLE`], and a power of two for each `block_cols` columns of a row.
+        pub(crate) fn mxfp4(
+            elements: &'a [u8],
+            scale: &'a [f32],
+            block_cols: usize,
+            rows: usize,
+            cols: usize,
+        ) -> Result<Self, MatrixError> {
+            let format = WeightFormat::Mxfp4 { block_cols };
+            Matrix::new(Weight { format, elements, values: Some(scale), offsets: None }, rows, cols)
+        }
+
+        /// Returns the view with the arithmetic that was chosen for it.
+        pub(crate) fn with(self, arithmetic: &'a Arithmetic) -> Self {
+            Matrix { arithmetic, ..self }
+        }
+    }
 
     #[test]
     fn divisors_divide() {

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use anemoe_bundle::{Embedding, WeightFormat};
-use anemoe_kernels::Matrix;
+use anemoe_kernels::{Matrix, Weight};
 use half::f16;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -125,13 +125,19 @@ impl EmbeddingFile {
         self.read(first / 8 * u64::from(bits), (n * usize::from(bits)).div_ceil(8))?;
         self.decoded.resize(n, 0.0);
         let packed = self.buffer.as_slice();
-        let elements = match storage {
-            WeightFormat::Lut { bits, .. } => Matrix::lut(bits, packed, &self.table, 1, 1, n),
-            WeightFormat::Int { bits, .. } => Matrix::int(bits, true, packed, &[1.0], None, (1, n), 1, n),
-            WeightFormat::Mxfp4 { .. } => Matrix::mxfp4(packed, &[1.0], n, 1, n),
-            WeightFormat::Fp16 | WeightFormat::F32 => Matrix::f16(packed, 1, n),
+        // One row, whose table or scale comes first.
+        let (format, values): (_, Option<&[f32]>) = match storage {
+            WeightFormat::Lut { bits, .. } => {
+                (WeightFormat::Lut { bits, rows_per_table: 1 }, Some(&self.table))
+            }
+            WeightFormat::Int { bits, .. } => {
+                let (signed, offsets) = (true, false);
+                (WeightFormat::Int { bits, signed, block_rows: 1, block_cols: n, offsets }, Some(&[1.0]))
+            }
+            WeightFormat::Mxfp4 { .. } => (WeightFormat::Mxfp4 { block_cols: n }, Some(&[1.0])),
+            WeightFormat::Fp16 | WeightFormat::F32 => (WeightFormat::Fp16, None),
         };
-        elements
+        Matrix::new(Weight { format, elements: packed, values, offsets: None }, 1, n)
             .map_err(|e| Error::invalid(&self.path, format!("embedding: {e}")))?
             .to_dense(&mut self.decoded);
         out.copy_from_slice(&self.decoded[lead..]);
