@@ -270,21 +270,13 @@ pub(crate) struct Scales<'a> {
     block: Divisor,
     /// Blocks per row.
     blocks: usize,
-    /// s for blocks of 2^s columns, where 2^s is 16, 32 or 64, and 7 for multiples of 128: scale (16 k) >> s, counted from that
-    /// of column 0 of a [`BLOCK`], belongs to vector k of it. None for other blocks.
-    pub vector_shift: Option<u32>,
 }
 
 impl<'a> Scales<'a> {
     /// Makes the scales of blocks of `block.0` rows and `block.1` columns; rows have `cols` columns.
     pub fn new(scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize), cols: usize) -> Self {
         let (block_rows, columns) = (Divisor::new(block.0), Divisor::new(block.1));
-        let vector_shift = match block.1 {
-            16 | 32 | 64 => Some(block.1.trailing_zeros()),
-            n if n.is_multiple_of(BLOCK) => Some(BLOCK.trailing_zeros()),
-            _ => None,
-        };
-        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1, vector_shift }
+        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1 }
     }
 
     /// Returns the index of a row's first block.
@@ -300,19 +292,19 @@ impl<'a> Scales<'a> {
         (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
     }
 
-    /// Loads one value of `of` per lane; lane l holds column `column + step * l`.
+    /// Loads one value of `of` per lane of block `b` of a row; lane l holds columns `8 l` to `8 l + 7` of it, which belong to one
+    /// block of scales, see `Matrix::is_read_in_place`.
     #[inline(always)]
-    fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
+    fn lanes<L: F32x16>(&self, of: &[f32], first: usize, b: usize) -> L {
         let last = first + self.blocks - 1;
-        let at = first + self.block.divide(column);
+        let at = self.of_block(first, b);
         let block = self.block.by();
-        if block.is_multiple_of(BLOCK) || (step == 1 && block.is_multiple_of(LANES)) {
+        if block.is_multiple_of(BLOCK) {
             return L::splat(of[at.min(last)]);
         }
         // Blocks of a few lanes each, all within the row.
-        let lanes = block / step;
-        if block.is_multiple_of(step)
-            && matches!(lanes, 1 | 2 | 4 | 8)
+        let lanes = block / VECTORS;
+        if matches!(lanes, 1 | 2 | 4 | 8)
             && let Some(of) = of.get(at..at + LANES / lanes)
             && at + LANES / lanes <= last + 1
         {
@@ -321,21 +313,9 @@ impl<'a> Scales<'a> {
         let mut v = [0f32; LANES];
         // Rare blocks: not unrolled, so that there is less code.
         for l in 0..std::hint::black_box(LANES) {
-            v[l] = of[(first + self.block.divide(column + step * l)).min(last)];
+            v[l] = of[(first + self.block.divide(b * BLOCK + VECTORS * l)).min(last)];
         }
         L::load(&v)
-    }
-
-    #[inline(always)]
-    fn apply<L: F32x16>(&self, q: L, first: usize, column: usize, step: usize) -> L {
-        let q = match self.offset {
-            None => q,
-            Some(offset) => {
-                let zero = self.lanes::<L>(offset, first, column, step);
-                zero.neg_mul_add(L::splat(1.0), q)
-            }
-        };
-        q.mul(self.lanes::<L>(self.scale, first, column, step))
     }
 
     /// Returns the scale of column 0 of block `b` of a row, as an index.
@@ -345,11 +325,12 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// 8-bit integers with scales per block, of which a vector of sixteen columns has one.
+/// 8-bit integers with scales per block, of which a vector of sixteen columns has one, see `Matrix::is_read_in_place`.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Blocks<'a> {
     pub scales: Scales<'a>,
-    /// See [`Scales::vector_shift`].
+    /// s for blocks of 2^s columns, 7 for multiples of 128: scale (16 k) >> s, counted from that of column 0 of a [`BLOCK`],
+    /// belongs to vector k of it.
     pub shift: u32,
     pub signed: bool,
 }
@@ -379,34 +360,6 @@ impl Decode for Int8Blocks<'_> {
             Some(offset) => L::splat(offset[at]).neg_mul_add(L::splat(1.0), q),
         };
         q.mul(L::splat(self.scales.scale[at]))
-    }
-}
-
-/// 8-bit integers with scales per block.
-#[derive(Clone, Copy)]
-pub(crate) struct Int8<'a> {
-    pub scales: Scales<'a>,
-    pub signed: bool,
-}
-
-impl Decode for Int8<'_> {
-    const BYTES: usize = 128;
-    const REGISTER_TOKENS: (usize, usize) = (8, 4);
-    type Row<L: F32x16> = usize;
-    type Raw<'b, L: F32x16> = &'b [u8];
-    #[inline(always)]
-    fn row<L: F32x16>(&self, row: usize) -> usize {
-        self.scales.first(row)
-    }
-    #[inline(always)]
-    fn raw<'b, L: F32x16>(&self, _: usize, _: usize, bytes: &'b [u8]) -> &'b [u8] {
-        bytes
-    }
-    #[inline(always)]
-    fn vector<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8], k: usize) -> L {
-        let bytes = part(bytes, 16 * k);
-        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
-        self.scales.apply(q, first, b * BLOCK + LANES * k, 1)
     }
 }
 
@@ -495,10 +448,9 @@ impl Decode for Int4<'_> {
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L, L) {
-        // The eight columns of a lane belong to one block, see `Matrix::is_read_in_place`.
-        let scale = self.scales.lanes::<L>(self.scales.scale, first, b * BLOCK, VECTORS);
+        let scale = self.scales.lanes::<L>(self.scales.scale, first, b);
         let zero = match self.scales.offset {
-            Some(offset) => self.scales.lanes::<L>(offset, first, b * BLOCK, VECTORS),
+            Some(offset) => self.scales.lanes::<L>(offset, first, b),
             None => L::splat(0.0),
         };
         (L::load_u32(part(bytes, 0)), scale, zero)

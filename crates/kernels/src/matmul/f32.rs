@@ -65,12 +65,14 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
         },
         WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
             let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
-            match (bits, scales.vector_shift) {
-                (IntBits::Four, _) if block_cols == w.cols => run!(decode::Int4Rows { scales, signed }),
-                (IntBits::Eight, _) if block_cols == w.cols => run!(decode::WholeInt8Rows { scales, signed }),
-                (IntBits::Four, _) => run!(decode::Int4 { scales, signed }),
-                (IntBits::Eight, Some(shift)) => run!(decode::Int8Blocks { scales, shift, signed }),
-                (IntBits::Eight, None) => run!(decode::Int8 { scales, signed }),
+            match bits {
+                IntBits::Four if block_cols == w.cols => run!(decode::Int4Rows { scales, signed }),
+                IntBits::Eight if block_cols == w.cols => run!(decode::WholeInt8Rows { scales, signed }),
+                IntBits::Four => run!(decode::Int4 { scales, signed }),
+                IntBits::Eight => {
+                    let shift = block_cols.trailing_zeros().min(BLOCK.trailing_zeros());
+                    run!(decode::Int8Blocks { scales, shift, signed })
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
 use anemoe_mlpackage::mil::{DataType, FeatureShape, MlModel, Opset, TensorType};
 use anemoe_mlpackage::package::PackageWriter;
 use anemoe_runtime::backend::{Backend, FunctionCall, FunctionInput};
-use anemoe_runtime::cpu::{CpuBackend, CpuPackage, CpuStates, Options};
+use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::tensor::Tensor;
 use std::path::{Path, PathBuf};
 
