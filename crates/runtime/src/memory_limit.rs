@@ -6,7 +6,7 @@
 //! A program of a few kilobytes can name results of terabytes. Attention takes most memory per byte of inputs: for 4096 tokens
 //! with heads of 64 channels, its scores are 21 times its queries, keys and values, and softmax holds several copies. Caches
 //! take most memory per byte of weights: at 262144 slots about 200 times the weights of a layer in LUT4, and several times
-//! more where operations run step by step.
+//! more where the interpreter runs operations.
 
 use anemoe_io::free_memory;
 

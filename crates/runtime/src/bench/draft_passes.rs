@@ -51,7 +51,7 @@ impl Bench<'_> {
                     let started = Instant::now();
                     model.append(sequence, &ids, Logits::All, None)?;
                     seconds += started.elapsed().as_secs_f64() / EACH as f64;
-                    // Unfused functions cannot cut back their states, and noise has no tokens to run again: the caches are
+                    // Unfused functions cannot truncate their states, and noise has no tokens to run again: the caches are
                     // filled anew.
                     if model.truncate(sequence, context).is_err() {
                         model.fill_with_noise(sequence, context, args.seed)?;

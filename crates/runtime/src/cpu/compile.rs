@@ -22,16 +22,16 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// An operation is not implemented, or the function takes too much memory.
-pub(super) fn lower_fixed(
+pub(super) fn lower_to_plan(
     context: CompileContext<'_>,
     function: &str,
     body: &Function,
     described: &FunctionDescription,
 ) -> Result<Option<PlanSource>> {
-    if !context.options.fuse || !is_fixed(&body.block) {
+    if !context.options.fuse || !knows_shapes(&body.block) {
         return Ok(None);
     }
-    Ok(lower(context, function, body, described, CompileTarget::FusedPlan)?.fixed(described))
+    Ok(lower(context, function, body, described, CompileTarget::FusedPlan)?.plan_source(described))
 }
 
 /// Compiles a function to a plan where possible, else for the interpreter.
@@ -42,8 +42,8 @@ pub(super) fn compile(
     described: &FunctionDescription,
 ) -> Result<CompiledFunction> {
     let CompileContext { package, options, .. } = context;
-    if let Some(fixed) = lower_fixed(context, function, body, described)?
-        && let Some(compiled) = fixed.plan(context, function)?
+    if let Some(source) = lower_to_plan(context, function, body, described)?
+        && let Some(compiled) = source.plan(context, function)?
     {
         return Ok(compiled);
     }
@@ -62,7 +62,7 @@ pub(super) fn compile(
         if !plans.is_empty() {
             return interpreted(&outlined, plans);
         }
-    } else if options.fuse && !is_fixed(&body.block) {
+    } else if options.fuse && !knows_shapes(&body.block) {
         compiled.set_plans_by_shapes(PlansByShapes::new(
             package,
             body,
@@ -80,21 +80,21 @@ fn compile_for_shapes(
     body: &Function,
     described: &FunctionDescription,
 ) -> Result<Option<CompiledFunction>> {
-    if !is_fixed(&body.block) {
+    if !knows_shapes(&body.block) {
         return Ok(None);
     }
     let lowered = lower(context, &described.name, body, described, CompileTarget::FusedPlan)?;
     if !lowered.instructions.iter().all(follows_from_shapes) {
         return Ok(None);
     }
-    match lowered.fixed(described) {
-        Some(fixed) => fixed.plan(context, &described.name),
+    match lowered.plan_source(described) {
+        Some(source) => source.plan(context, &described.name),
         None => Ok(None),
     }
 }
 
 /// Tells whether a block has no control flow and knows the shape of every result.
-fn is_fixed(block: &Block) -> bool {
+fn knows_shapes(block: &Block) -> bool {
     block.operations.iter().all(|op| {
         let known = |t: &ValueType| t.tensor().is_none_or(|t| t.shape().is_some());
         op.blocks.is_empty() && op.outputs.iter().all(|o| known(&o.ty))

@@ -246,7 +246,7 @@ impl CompiledFunction {
         }
     }
 
-    /// Returns the plan; none where the function runs step by step.
+    /// Returns the plan; none where the interpreter runs the function.
     pub(super) fn plan(&self) -> Option<&FusedPlan> {
         if let Executable::FusedPlan(plan) = &self.code { Some(plan) } else { None }
     }

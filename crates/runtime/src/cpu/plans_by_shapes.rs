@@ -1,7 +1,7 @@
 //! Plans of functions whose shapes are known only with their inputs: one plan for each set of shapes.
 //!
 //! ```text
-//! new shapes    run step by step on copies of the states: the shape of every value --> types --> plan, or none
+//! new shapes    interpreter on copies of the states: the shape of every value --> types --> plan, or none
 //! known shapes  the plan
 //! ```
 //! A shape that depends on the contents of a value may change from call to call: such a function gets no plan.
@@ -118,7 +118,7 @@ pub(super) fn depends_on_values(op: &Operation, is_constant: &dyn Fn(&str) -> bo
     op.op_type == "non_zero" || !BY_SHAPES.contains(&op.op_type.as_str()) && op.inputs.iter().any(read)
 }
 
-fn fixed(ty: &mut ValueType, shape: &[usize]) {
+fn set_shape(ty: &mut ValueType, shape: &[usize]) {
     if let ValueType::Tensor(TensorType { dims, .. }) = ty
         && (!dims.is_empty() || !shape.is_empty())
     {
@@ -165,13 +165,13 @@ impl<F> PlansByShapes<F> {
             let input = body.inputs.iter_mut().find(|i| i.name == feature.name)?;
             // The description of a scalar has one element.
             if input.ty.tensor()?.rank() > 0 {
-                fixed(&mut input.ty, shape);
+                set_shape(&mut input.ty, shape);
             }
             feature.shape = FeatureShape::Fixed(shape.iter().map(|&d| d as u64).collect());
         }
         for output in body.block.operations.iter_mut().flat_map(|op| &mut op.outputs) {
             if let Some(shape) = shapes.get(&output.name) {
-                fixed(&mut output.ty, shape);
+                set_shape(&mut output.ty, shape);
             }
         }
         let context = CompileContext {

@@ -7,7 +7,7 @@
 //! A function that does not fit a plan is rewritten and compiled for each count.
 
 use super::Options;
-use super::compile::{compile, lower_fixed};
+use super::compile::{compile, lower_to_plan};
 use super::function::CompiledFunction;
 use super::plan_source::PlanSource;
 use super::shared_constants::{CompileContext, SharedConstants};
@@ -78,11 +78,11 @@ impl PlansByTokens {
         let lowered = self.lowered.get_or_init(|| {
             let (function, axes) = with_axes(&self.function, &self.described, axes, from).ok()?;
             let described = describe(&function, &self.described);
-            let fixed = lower_fixed(self.context(), &described.name, &function, &described).ok()??;
-            Some((fixed, axes))
+            let source = lower_to_plan(self.context(), &described.name, &function, &described).ok()??;
+            Some((source, axes))
         });
-        let (fixed, axes) = lowered.as_ref()?;
-        fixed.for_tokens(axes, to)?.plan(self.context(), &self.described.name).ok()?
+        let (source, axes) = lowered.as_ref()?;
+        source.for_tokens(axes, to)?.plan(self.context(), &self.described.name).ok()?
     }
 
     /// Compiles the function after rewriting it.

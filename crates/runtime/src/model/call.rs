@@ -5,7 +5,7 @@
 //! ```
 //! A piece is the tokens of one sequence in a call, or all tokens of a pass where the function has no states.
 
-use super::host;
+use super::host::{self, HostValues, Piece};
 use super::kept_rows::{RowsByInput, append_rows, fill_rows};
 use crate::backend::{
     BackendFunction, BackendPackage, CallOperands, CallTokens, FunctionCall, FunctionInput, INLINE_TERMS,
@@ -170,17 +170,6 @@ pub(super) struct Prepared {
     seen: usize,
 }
 
-/// Tokens of one sequence in a call, as columns of the pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// First column.
-    pub first: usize,
-    /// Number of columns.
-    pub tokens: usize,
-    /// Index of the sequence in the pass; 0 if the function has no states.
-    pub sequence: usize,
-}
-
 /// States and kept rows of one sequence of a call.
 pub(super) struct SequenceMemory<'a> {
     pub states: &'a mut (dyn SequenceStates + 'static),
@@ -188,11 +177,11 @@ pub(super) struct SequenceMemory<'a> {
 }
 
 /// Values that calls of a pass of `tokens` tokens read and write.
-pub(super) struct CallContext<'a> {
+pub(super) struct CallContext<'a, 'h> {
     pub bundle: &'a Path,
     pub tokens: usize,
     pub registers: &'a mut [Tensor],
-    pub host: &'a mut dyn HostValues,
+    pub host: &'a mut HostValues<'h>,
     pub scratch: &'a mut CallScratch,
 }
 
@@ -206,27 +195,22 @@ pub(super) struct CallScratch {
     /// The copies for each term of a sum.
     terms: Vec<Vec<(Tensor, bool)>>,
     outputs: Vec<Tensor>,
-    transposed: TransposeBuffer,
+    /// Copy of an output that is transposed.
+    transposed: Vec<f32>,
 }
 
-/// Memory for transposing outputs.
-#[derive(Default)]
-struct TransposeBuffer(Vec<f32>);
-
-impl TransposeBuffer {
-    /// Transposes an output `[1, 1, T, C]` to `[1, C, 1, T]`.
-    fn put_channels_first(&mut self, output: &mut Tensor) -> std::result::Result<(), String> {
-        let &[1, 1, tokens, channels] = output.shape.as_slice() else {
-            return Err(format!("an output of shape {:?}, expected [1, 1, T, C]", output.shape));
-        };
-        output.shape = vec![1, channels, 1, tokens];
-        if let Some(values) = output.as_f32_mut().filter(|_| tokens > 1) {
-            self.0.clear();
-            self.0.extend_from_slice(values);
-            transpose((tokens, channels), &self.0, values);
-        }
-        Ok(())
+/// Transposes an output `[1, 1, T, C]` to `[1, C, 1, T]`, with memory for a copy.
+fn put_channels_first(output: &mut Tensor, copy: &mut Vec<f32>) -> std::result::Result<(), String> {
+    let &[1, 1, tokens, channels] = output.shape.as_slice() else {
+        return Err(format!("an output of shape {:?}, expected [1, 1, T, C]", output.shape));
+    };
+    output.shape = vec![1, channels, 1, tokens];
+    if let Some(values) = output.as_f32_mut().filter(|_| tokens > 1) {
+        copy.clear();
+        copy.extend_from_slice(values);
+        transpose((tokens, channels), copy, values);
     }
+    Ok(())
 }
 
 /// Transposes `from`, `[rows, columns]`, to `to`, `[columns, rows]`.
@@ -250,14 +234,6 @@ fn put_channels_last(inputs: &[InputSource], copies: &mut [(Tensor, bool)], regi
         transpose((channels, tokens), values, copy.reset_f32(&[1, 1, tokens, channels]));
         *taken = true;
     }
-}
-
-/// Host inputs of pieces, filled on demand.
-pub(super) trait HostValues {
-    /// Fills host inputs for a piece of a call that is `width` tokens wide and sees the first `seen` slots of a cache.
-    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize);
-    /// Returns a host input, as last filled for the piece's sequence.
-    fn get(&self, piece: Piece, input: usize) -> &Tensor;
 }
 
 impl Call {
@@ -443,7 +419,7 @@ impl Call {
         prepared: &Prepared,
         pieces: &[Piece],
         carried: &mut [SequenceMemory<'_>],
-        context: CallContext<'_>,
+        context: CallContext<'_, '_>,
     ) -> Result<()> {
         let CallContext { bundle, tokens: all, registers, host, scratch } = context;
         let wrong = |what: String| self.contradiction(bundle, what);
@@ -501,7 +477,7 @@ impl Call {
                 }
                 OutputSink::Register(sink) => {
                     if prepared.channels_last {
-                        transposed.put_channels_first(output).map_err(wrong)?;
+                        put_channels_first(output, transposed).map_err(wrong)?;
                     }
                     scatter(output, sink, columns.clone(), width, all, registers).map_err(wrong)?;
                 }

@@ -1,17 +1,18 @@
 //! Runs tokens through the layers and the head.
 
-use super::call::{Call, CallContext, HostValues, Piece, Prepared, SequenceMemory};
+use super::call::{Call, CallContext, Prepared, SequenceMemory};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
-use super::host::{self, HostTokens};
+use super::host::HostValue;
+use super::host::{self, HostValues, Piece, SequencePlace};
 use super::kept_rows::MOST_UNDONE;
 use super::sequence::{PackageStates, Sequence};
-use super::workspace::{HostValue, PassWorkspace};
+use super::workspace::PassWorkspace;
 use super::{Logits, Model, Registers, locked};
 use crate::backend::{CallOperands, CallTokens, INLINE_TERMS, Term};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
+use anemoe_bundle::{CHAIN_FILE, Cache, Chain};
 use anemoe_kernels::{Pool, Strided, transpose};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -55,40 +56,6 @@ impl PassPart<'_> {
     /// Returns the sequence's positions after the pass.
     fn end(&self) -> usize {
         self.sequence.position() + self.ids.len()
-    }
-}
-
-/// Position of a sequence before a pass, its first column in the pass, and what another model lends it.
-type SequencePlace = (usize, usize, Option<(usize, usize)>);
-
-/// Host inputs of a pass.
-struct Host<'a> {
-    model: &'a Chain,
-    inputs: &'a [HostInput],
-    values: &'a mut [HostValue],
-    /// Position of each sequence before the pass, its first column, and [`Sequence::lent`].
-    places: &'a [SequencePlace],
-    pass: u64,
-}
-
-impl HostValues for Host<'_> {
-    fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize) {
-        let Some((position, column, lent)) = self.places.get(piece.sequence) else { return };
-        for &input in inputs {
-            let all = &mut self.values[input].of_sequence;
-            all.resize_with(all.len().max(piece.sequence + 1), Default::default);
-            let (value, filled) = &mut all[piece.sequence];
-            let first = position + piece.first - column;
-            let tokens = HostTokens { first, n: piece.tokens, width, seen, lent: *lent };
-            if *filled != Some((self.pass, piece, tokens)) {
-                host::fill(value, &self.inputs[input], self.model, tokens);
-                *filled = Some((self.pass, piece, tokens));
-            }
-        }
-    }
-
-    fn get(&self, piece: Piece, input: usize) -> &Tensor {
-        &self.values[input].of_sequence[piece.sequence].0
     }
 }
 
@@ -639,7 +606,7 @@ impl Model {
         let program = if head { &self.head } else { &self.body };
         let place = |p: &PassPart<'_>| (p.sequence.position(), p.first, p.sequence.lent);
         let places: SmallVec<[SequencePlace; INLINE_SEQUENCES]> = parts.iter().map(place).collect();
-        let mut host = Host {
+        let mut host = HostValues {
             model: &self.chain,
             inputs: &program.host,
             values: &mut host[usize::from(head)],

@@ -22,8 +22,64 @@ pub(super) struct HostTokens {
     pub lent: Option<(usize, usize)>,
 }
 
+/// Tokens of one sequence in a call, as columns of the pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// First column.
+    pub first: usize,
+    /// Number of columns.
+    pub tokens: usize,
+    /// Index of the sequence in the pass; 0 if the function has no states.
+    pub sequence: usize,
+}
+
+/// A host input, by sequence of the pass.
+#[derive(Default)]
+pub(super) struct HostValue {
+    of_sequence: Vec<(Tensor, Filled)>,
+}
+
+/// Pass, piece and tokens of the call that a host input was last filled for.
+type Filled = Option<(u64, Piece, HostTokens)>;
+
+/// Position of a sequence before a pass, its first column in the pass, and what another model lends it.
+pub(super) type SequencePlace = (usize, usize, Option<(usize, usize)>);
+
+/// Host inputs of a pass, filled on demand.
+pub(super) struct HostValues<'a> {
+    pub model: &'a Chain,
+    pub inputs: &'a [HostInput],
+    pub values: &'a mut [HostValue],
+    /// Position of each sequence before the pass, its first column, and [`Sequence::lent`].
+    pub places: &'a [SequencePlace],
+    pub pass: u64,
+}
+
+impl HostValues<'_> {
+    /// Fills host inputs for a piece of a call that is `width` tokens wide and sees the first `seen` slots of a cache.
+    pub fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize) {
+        let Some((position, column, lent)) = self.places.get(piece.sequence) else { return };
+        for &input in inputs {
+            let all = &mut self.values[input].of_sequence;
+            all.resize_with(all.len().max(piece.sequence + 1), Default::default);
+            let (value, filled) = &mut all[piece.sequence];
+            let first = position + piece.first - column;
+            let tokens = HostTokens { first, n: piece.tokens, width, seen, lent: *lent };
+            if *filled != Some((self.pass, piece, tokens)) {
+                fill(value, &self.inputs[input], self.model, tokens);
+                *filled = Some((self.pass, piece, tokens));
+            }
+        }
+    }
+
+    /// Returns a host input, as last filled for the piece's sequence.
+    pub fn get(&self, piece: Piece, input: usize) -> &Tensor {
+        &self.values[input].of_sequence[piece.sequence].0
+    }
+}
+
 /// Fills host input `input` in `out` for the tokens of a call.
-pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: HostTokens) {
+fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: HostTokens) {
     let HostTokens { first, n, width, seen, lent } = tokens;
     // The position of the first token in the mask, and the newest position in the caches.
     let (masked, newest) = lent.map_or((first, first + n - 1), |(n, highest)| (n - 1, highest - 1));

@@ -255,7 +255,7 @@ impl Model {
         self.check(sequence)?;
         let position = sequence.position();
         if length > position {
-            return Err(Error::input(format!("a sequence of {position} tokens cut back to {length}")));
+            return Err(Error::input(format!("a sequence of {position} tokens truncated to {length}")));
         }
         if length == position {
             return Ok(());

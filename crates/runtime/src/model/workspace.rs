@@ -1,7 +1,7 @@
 //! Memory that is reused from pass to pass.
 
-use super::call::{CallScratch, Piece};
-use super::host::{HostTokens, Ranking};
+use super::call::CallScratch;
+use super::host::{HostValue, Ranking};
 use crate::tensor::Tensor;
 
 /// Memory of a pass.
@@ -21,12 +21,3 @@ pub(super) struct PassWorkspace {
     /// Number of the pass; host inputs of an earlier pass are filled again.
     pub pass: u64,
 }
-
-/// A host input, by sequence of the pass.
-#[derive(Default)]
-pub(super) struct HostValue {
-    pub of_sequence: Vec<(Tensor, Filled)>,
-}
-
-/// Pass, piece and tokens of the call that a host input was last filled for.
-pub(super) type Filled = Option<(u64, Piece, HostTokens)>;

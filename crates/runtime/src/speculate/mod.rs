@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tokens so far --ngrams, small_model--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
-//! row i chooses a token as plain decoding would; drafts that agree are kept, and the sequence is cut back after them
+//! row i chooses a token as plain decoding would; drafts that agree are kept, and the sequence is truncated after them
 //! ```
 //! A token has the same bits in a pass of several tokens and alone. Tokens are chosen one by one from the same rows by the same
 //! sampler. So the tokens are those of plain decoding, at any temperature.
@@ -340,10 +340,10 @@ impl Drafter {
         self.pass.get(row + 1) == Some(&id)
     }
 
-    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, where it is known.
+    /// Truncates `sequence` after the first `right` tokens of the draft. Notes the time of the pass, where it is known.
     ///
     /// # Errors
-    /// The states cannot be cut back.
+    /// The states cannot be truncated.
     pub fn settle(
         &mut self,
         model: &Model,

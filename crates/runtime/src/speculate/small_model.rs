@@ -3,7 +3,7 @@
 //! ```text
 //! target's sequence                 t0 t1 .. tg tg+1 .. tn
 //! its companion in the small model  t0          tg+1 .. tm    m <= n; g is 0 where the whole prompt was read
-//! draft:  the companion is cut back to what both share, reads the rest and the newest token,
+//! draft:  the companion is truncated to what both share, reads the rest and the newest token,
 //!         row of logits --choose--> token --small model--> next row ..
 //! ```
 //! The small model counts positions without the gap. That changes its drafts, and no token of the target.

@@ -176,7 +176,7 @@ pub(super) fn lower<'a>(
 
 impl LoweredFunction<'_> {
     /// Returns the input of a plan; none where a shape is unknown or too large.
-    pub fn fixed(self, described: &FunctionDescription) -> Option<PlanSource> {
+    pub fn plan_source(self, described: &FunctionDescription) -> Option<PlanSource> {
         let LoweredFunction { compiler: c, instructions, inputs, outputs, states } = self;
         let shape = |ty: &TensorType| {
             let shape =
@@ -199,7 +199,7 @@ impl LoweredFunction<'_> {
         Some(PlanSource { described: described.clone(), inputs, states, source, need: c.need })
     }
 
-    /// Makes a function that runs step by step.
+    /// Makes a function that the interpreter runs.
     pub fn interpreted(self, described: &FunctionDescription) -> Result<CompiledFunction> {
         let LoweredFunction { compiler: c, instructions, inputs, outputs, states } = self;
         let (package, function, options) = (c.context.package, c.function, c.context.options);

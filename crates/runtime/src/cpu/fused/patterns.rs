@@ -162,6 +162,12 @@ impl InstrGraph<'_> {
         super::super::ops_axis(value, rank)
     }
 
+    /// Tells whether the operand `axis` of a step is the constant `wanted`.
+    fn is_along(&self, step: usize, wanted: usize, rank: usize) -> bool {
+        let axis = self.ints(self.arg(step, "axis")).and_then(|v| self.axis(*v.first()?, rank));
+        axis == Some(wanted)
+    }
+
     /// Returns the operands of a commutative operation in both orders.
     pub fn both(&self, step: usize) -> Vec<(ValueRef, ValueRef)> {
         match (self.arg(step, "x"), self.arg(step, "y")) {
@@ -318,23 +324,16 @@ impl InstrGraph<'_> {
                 let c = self.by(swapped, "concat")?;
                 let pieces = self.instructions[c].values();
                 let rank = self.shape(swapped)?.len();
-                let axis = self.ints(self.arg(c, "axis"))?.first()?;
-                if self.axis(*axis, rank)? + 1 != rank {
-                    return None;
-                }
-                let split = self.step(*pieces.first()?)?;
-                if self.instructions[split].op_type != "split" {
-                    return None;
-                }
+                let split = self.by(*pieces.first()?, "split")?;
                 let parts = self.instructions[split].writes();
                 let order: Option<Vec<usize>> =
                     pieces.iter().map(|p| parts.iter().position(|b| *p == ValueRef::Buffer(*b))).collect();
-                let axis = self.ints(self.arg(split, "axis"))?.first()?;
                 let x = self.arg(split, "x")?;
                 let half = *self.shapes[parts[0]].last()?;
                 let swaps = matches!(order?.as_slice(), [1, 0] | [1, 0, 2]) && parts.len() == pieces.len();
                 let equal = *self.shapes[*parts.get(1)?].last()? == half;
-                if !swaps || !equal || self.axis(*axis, rank)? + 1 != rank {
+                let along = |step| self.is_along(step, rank.wrapping_sub(1), rank);
+                if !swaps || !equal || !along(c) || !along(split) {
                     return None;
                 }
                 let (_, cos) = self.both(a).into_iter().find(|(v, _)| *v == x)?;
@@ -496,9 +495,8 @@ impl InstrGraph<'_> {
         let parts = self.instructions[split].writes();
         let halves =
             matches!(parts.as_slice(), [a, b] if gate == ValueRef::Buffer(*a) && up == ValueRef::Buffer(*b));
-        let axis = self.ints(self.arg(split, "axis"))?.first()?;
         let equal = self.shape(gate)? == self.shape(up)?;
-        (halves && equal && self.axis(*axis, 4)? == 1).then_some((self.arg(split, "x")?, split))
+        (halves && equal && self.is_along(split, 1, 4)).then_some((self.arg(split, "x")?, split))
     }
 
     /// Finds an expert: `W_down (f(gate, up) * w)`, with `gate` and `up` the halves of `W_gate_up x + b`, and `w` per token.
@@ -602,9 +600,8 @@ impl InstrGraph<'_> {
     /// Returns the value of which `place` is part `i` of a split along axis 1.
     fn part_of(&self, place: ValueRef, i: usize) -> Option<ValueRef> {
         let split = self.by(place, "split")?;
-        let axis = self.ints(self.arg(split, "axis"))?.first()?;
         let is_part = self.instructions[split].writes().get(i).map(|b| ValueRef::Buffer(*b)) == Some(place);
-        (is_part && self.axis(*axis, 4)? == 1).then(|| self.arg(split, "x"))?
+        (is_part && self.is_along(split, 1, 4)).then(|| self.arg(split, "x"))?
     }
 
     /// Finds sums of experts, by the step that computes the sum. With `in_order`, only sums that add one expert at a time.
@@ -686,9 +683,8 @@ impl InstrGraph<'_> {
         inside: &mut Vec<usize>,
     ) -> Option<(ValueRef, Option<ValueRef>)> {
         if let Some(softmax) = self.by(weights, "softmax") {
-            let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
             inside.push(softmax);
-            return (self.axis(*axis, 4)? == along).then_some((self.arg(softmax, "x")?, None));
+            return self.is_along(softmax, along, 4).then_some((self.arg(softmax, "x")?, None));
         }
         let quotient = self.by(weights, "real_div")?;
         let (powers, total) = (self.arg(quotient, "x")?, self.arg(quotient, "y")?);
@@ -776,8 +772,7 @@ impl InstrGraph<'_> {
         }
         let &[1, heads, tokens, d] = self.shapes[self.out(root)?].as_slice() else { return None };
         let contexts = self.instructions[root].values();
-        let axis = self.ints(self.arg(root, "axis"))?.first()?;
-        if self.axis(*axis, 4)? != 1 || contexts.len() != heads {
+        if !self.is_along(root, 1, 4) || contexts.len() != heads {
             return None;
         }
         let mut inside = Vec::new();
@@ -846,13 +841,12 @@ impl InstrGraph<'_> {
             return heads.iter().all(|h| *h == first).then_some(first);
         }
         let split = self.by(first, "split")?;
-        let axis = self.ints(self.arg(split, "axis"))?.first()?;
         let parts = self.instructions[split].writes();
         let in_order = heads.iter().enumerate().all(|(h, v)| {
             parts.get(h / repeats).is_some_and(|b| *v == ValueRef::Buffer(*b))
                 && self.shape(*v).is_some_and(|s| s[1] == 1)
         });
-        let fits = in_order && parts.len() * repeats == heads.len() && self.axis(*axis, 4)? == 1;
+        let fits = in_order && parts.len() * repeats == heads.len() && self.is_along(split, 1, 4);
         inside.push(split);
         fits.then(|| self.arg(split, "x"))?
     }

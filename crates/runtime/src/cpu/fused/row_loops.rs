@@ -5,6 +5,16 @@
 use super::super::strided::StridedLoops;
 use anemoe_kernels::{GateFunction, Pool, RmsNorm};
 
+/// Calls `f` with each row of the result, `n` elements, and the first element of the row in each operand.
+fn each_row<const N: usize>(
+    pool: &Pool,
+    (rows, n): (&StridedLoops<N>, usize),
+    y: &mut [f32],
+    f: impl Fn(&mut [f32], [usize; N]) + Sync,
+) {
+    rows.split(pool, y, n, &|rows, y| rows.each_element(|at| f(&mut y[at[0]..][..n], at)));
+}
+
 /// Joins rows of `n` elements of the halves of gated MLPs.
 pub(super) fn apply_gates(
     pool: &Pool,
@@ -13,13 +23,8 @@ pub(super) fn apply_gates(
     function: GateFunction,
     y: &mut [f32],
 ) {
-    rows.split(pool, y, n, &|rows, y| {
-        rows.each(|[o, a, b], m, s| {
-            for i in 0..m {
-                let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                anemoe_kernels::apply_gate(&gate[a..a + n], &up[b..b + n], 1.0, function, &mut y[o..o + n]);
-            }
-        });
+    each_row(pool, (rows, n), y, |y, [_, a, b]| {
+        anemoe_kernels::apply_gate(&gate[a..a + n], &up[b..b + n], 1.0, function, y);
     });
 }
 
@@ -32,14 +37,7 @@ pub(super) fn norms(
     norm: RmsNorm,
     y: &mut [f32],
 ) {
-    rows.split(pool, y, n, &|rows, y| {
-        rows.each(|[o, a], m, s| {
-            for i in 0..m {
-                let (o, a) = (o + i * s[0], a + i * s[1]);
-                anemoe_kernels::rms_norm(&x[a..a + n], weight, norm, &mut y[o..o + n]);
-            }
-        });
-    });
+    each_row(pool, (rows, n), y, |y, [_, a]| anemoe_kernels::rms_norm(&x[a..a + n], weight, norm, y));
 }
 
 /// Turns the pairs (k, k + `half`) of rows of `n` elements by the angles, and multiplies by `factor`; the table of sines
@@ -52,23 +50,17 @@ pub(super) fn rotate(
     (cos, sin): (&[f32], &[f32]),
     y: &mut [f32],
 ) {
-    rows.split(pool, y, n, &|rows, y| {
-        rows.each(|[o, a, c, s], m, step| {
-            for i in 0..m {
-                let y = &mut y[o + i * step[0]..][..n];
-                let x = &x[a + i * step[1]..][..n];
-                let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
-                for k in 0..half {
-                    y[k] = (x[k] * cos[k] + x[half + k] * sin[k]) * factor;
-                }
-                for k in half..2 * half {
-                    y[k] = (x[k] * cos[k] + x[k - half] * sin[k]) * factor;
-                }
-                for k in 2 * half..n {
-                    y[k] = (x[k] * cos[k] + x[k] * sin[k]) * factor;
-                }
-            }
-        });
+    each_row(pool, (rows, n), y, |y, [_, a, c, s]| {
+        let (x, cos, sin) = (&x[a..][..n], &cos[c..][..n], &sin[s..][..n]);
+        for k in 0..half {
+            y[k] = (x[k] * cos[k] + x[half + k] * sin[k]) * factor;
+        }
+        for k in half..2 * half {
+            y[k] = (x[k] * cos[k] + x[k - half] * sin[k]) * factor;
+        }
+        for k in 2 * half..n {
+            y[k] = (x[k] * cos[k] + x[k] * sin[k]) * factor;
+        }
     });
 }
 
@@ -80,17 +72,12 @@ pub(super) fn softmax(
     x: &[f32],
     y: &mut [f32],
 ) {
-    rows.split(pool, y, n, &|rows, y| {
-        rows.each(|[o, a], m, s| {
-            for i in 0..m {
-                let (x, y) = (&x[a + i * s[1]..], &mut y[o + i * s[0]..][..n]);
-                match step {
-                    1 => y.copy_from_slice(&x[..n]),
-                    step => y.iter_mut().enumerate().for_each(|(k, y)| *y = x[k * step]),
-                }
-                let sum = anemoe_kernels::exp_and_sum_from(y, anemoe_kernels::largest_element(y));
-                y.iter_mut().for_each(|y| *y /= sum);
-            }
-        });
+    each_row(pool, (rows, n), y, |y, [_, a]| {
+        match step {
+            1 => y.copy_from_slice(&x[a..a + n]),
+            step => y.iter_mut().enumerate().for_each(|(k, y)| *y = x[a + k * step]),
+        }
+        let sum = anemoe_kernels::exp_and_sum_from(y, anemoe_kernels::largest_element(y));
+        y.iter_mut().for_each(|y| *y /= sum);
     });
 }
