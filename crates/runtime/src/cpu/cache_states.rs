@@ -14,6 +14,7 @@
 //! ```
 //! A cache that another model lends becomes a state that is only read.
 
+use super::bindings::{bound_name, names};
 use crate::backend::{AddedRows, KeptCache};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
@@ -179,17 +180,17 @@ impl SharedState {
             let mut all = operations
                 .iter()
                 .enumerate()
-                .filter(|(_, op)| op.op_type == op_type && name_of(op, "input") == Some(state));
+                .filter(|(_, op)| op.op_type == op_type && bound_name(op, "input") == Some(state));
             all.next().filter(|_| all.next().is_none())
         };
         let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
         let ((read, all), (write, data)) = (of_state("read_state")?, of_state("write_state")?);
         let (all, whole) = (&all.outputs.first()?.name, shape_of(all.outputs.first()?)?);
         let mut replaced = vec![read, write];
-        let mut updated = by(name_of(data, "data")?)?;
+        let mut updated = by(bound_name(data, "data")?)?;
         if operations[updated].op_type == "slice_update" {
             replaced.push(updated);
-            updated = by(name_of(&operations[updated], "update")?)?;
+            updated = by(bound_name(&operations[updated], "update")?)?;
         }
         let blend = Blend::at(operations, updated)?;
         replaced.extend(blend.at);
@@ -197,7 +198,7 @@ impl SharedState {
             let slots = by(blend.old)?;
             let is_first = operations[slots].op_type == "slice_by_size"
                 && ints(operations, &operations[slots], "begin")? == [0; 4]
-                && name_of(&operations[slots], "x") == Some(all.as_str());
+                && bound_name(&operations[slots], "x") == Some(all.as_str());
             replaced.push(is_first.then_some(slots)?);
         }
         let joined = by(blend.new)?;
@@ -262,7 +263,7 @@ impl<'a> Blend<'a> {
     /// Reads the blend that ends with operation `sum`.
     fn at(operations: &'a [Operation], sum: usize) -> Option<Blend<'a>> {
         let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
-        let operands = |op: &'a Operation| Some((name_of(op, "x")?, name_of(op, "y")?));
+        let operands = |op: &'a Operation| Some((bound_name(op, "x")?, bound_name(op, "y")?));
         let (kept, placed) = operands(operations.get(sum).filter(|op| op.op_type == "add")?)?;
         let (kept, placed) = (by(kept)?, by(placed)?);
         let (old, keep) = operands(Some(&operations[kept]).filter(|op| op.op_type == "mul")?)?;
@@ -280,22 +281,13 @@ impl<'a> Blend<'a> {
 
 /// Tells whether an operation takes a value.
 fn reads(op: &Operation, name: &str) -> bool {
-    let mut bindings = op.inputs.values().flat_map(|Argument(bindings)| bindings);
-    bindings.any(|b| matches!(b, Binding::Name(n) if n == name))
+    names(op).any(|n| n == name)
 }
 
 /// Returns four fixed dimensions of a value.
 fn shape_of(value: &NamedType) -> Option<[u64; 4]> {
     let ValueType::Tensor(ty) = &value.ty else { return None };
     ty.shape()?.try_into().ok()
-}
-
-/// Returns the name that an operation's parameter is bound to.
-fn name_of<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
-    match op.inputs.get(param)?.0.as_slice() {
-        [Binding::Name(name)] => Some(name),
-        _ => None,
-    }
 }
 
 /// Returns the integers of an operation's parameter, which is a constant.

@@ -7,6 +7,7 @@
 //! Ops compute in f32; with [`Precision::Fp16`] every result whose type is fp16 is rounded to fp16.
 
 mod batch;
+mod bindings;
 mod cache_states;
 mod classifier;
 mod compile;

@@ -1,6 +1,7 @@
 //! Packages on the CPU: each function is compiled at its first use.
 
 use super::batch::{KeptFunctions, StagedFunction};
+use super::bindings::names;
 use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
@@ -18,8 +19,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Operation,
-    ValueType,
+    Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Operation, ValueType,
 };
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
@@ -164,11 +164,7 @@ fn constants_of(block: &Block, name: &str) -> Vec<Operation> {
         if !op.outputs.iter().any(|output| needed.contains(&output.name.as_str())) {
             continue;
         }
-        let operands = op.inputs.values().flat_map(|Argument(bindings)| bindings);
-        needed.extend(operands.filter_map(|binding| match binding {
-            Binding::Name(operand) => Some(operand.as_str()),
-            Binding::Value(_) => None,
-        }));
+        needed.extend(names(op));
         found.push(op.clone());
     }
     found.reverse();

@@ -7,6 +7,7 @@
 //! A shape that depends on the contents of a value may change from call to call: such a function gets no plan.
 
 use super::Options;
+use super::bindings::name_of;
 use super::ir::{Instr, InstrKind, ValueRef};
 use super::recent::Recent;
 use super::shared_constants::{CompileContext, SharedConstants};
@@ -14,7 +15,7 @@ use crate::Result;
 use crate::tensor::Tensor;
 use anemoe_io::locked;
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, ValueType,
+    Argument, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
@@ -112,8 +113,7 @@ pub(super) fn follows_from_shapes(step: &Instr) -> bool {
 /// Tells whether the shape of an operation's result may depend on the contents of a value; `is_constant` knows the constants.
 pub(super) fn depends_on_values(op: &Operation, is_constant: &dyn Fn(&str) -> bool) -> bool {
     let read = |(param, Argument(bindings)): (&String, &Argument)| {
-        let mut names = bindings.iter().filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
-        !VALUES.contains(&param.as_str()) && names.any(|n| !is_constant(n))
+        !VALUES.contains(&param.as_str()) && bindings.iter().filter_map(name_of).any(|n| !is_constant(n))
     };
     op.op_type == "non_zero" || !BY_SHAPES.contains(&op.op_type.as_str()) && op.inputs.iter().any(read)
 }

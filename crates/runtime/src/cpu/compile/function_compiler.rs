@@ -4,6 +4,7 @@
 //! buffer, which another value reuses after its last reader.
 
 use super::super::Precision;
+use super::super::bindings::{bound_name, name_of};
 use super::super::function::{CompiledFunction, Executable};
 use super::super::fused::PlanInput;
 use super::super::interpreter::Interpreter;
@@ -380,8 +381,10 @@ impl<'a> FunctionCompiler<'a> {
             CALL if self.plans.contains_key(op.name()) => {
                 let plan = self.plans[op.name()].clone();
                 let inputs = op.inputs.get(CALL_INPUTS).into_iter().flat_map(|Argument(bindings)| bindings);
-                let names = inputs.filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
-                let inputs = names.map(|n| self.operand_place(n)).collect::<std::result::Result<_, _>>();
+                let inputs = inputs
+                    .filter_map(name_of)
+                    .map(|n| self.operand_place(n))
+                    .collect::<std::result::Result<_, _>>();
                 let inputs = inputs.map_err(invalid)?;
                 let outputs = self.define(op);
                 instructions.push(Instr::new(at, InstrKind::Call { plan, inputs, outputs }));
@@ -392,10 +395,8 @@ impl<'a> FunctionCompiler<'a> {
     }
 
     fn named<'o>(&self, op: &'o Operation, param: &str, at: &Located<'_>) -> Result<&'o str> {
-        match op.inputs.get(param).and_then(|a| a.0.first()) {
-            Some(Binding::Name(name)) => Ok(name),
-            _ => Err(at.invalid(format!("parameter `{param}` must be a value of the program"))),
-        }
+        let wrong = || at.invalid(format!("parameter `{param}` must be a value of the program"));
+        bound_name(op, param).ok_or_else(wrong)
     }
 
     fn state_operand(&self, op: &Operation, at: &Located<'_>) -> Result<usize> {
@@ -424,13 +425,8 @@ impl<'a> FunctionCompiler<'a> {
             uses.contains_key(output.name.as_str())
         };
         let state_name = self.states[state].clone();
-        let writes = |op: &Operation| {
-            op.op_type == "write_state"
-                && op
-                    .inputs
-                    .get("input")
-                    .is_some_and(|a| a.0.iter().any(|b| matches!(b, Binding::Name(n) if *n == state_name)))
-        };
+        let writes =
+            |op: &Operation| op.op_type == "write_state" && bound_name(op, "input") == Some(&state_name);
         let first_write = later.iter().position(writes);
         // The write itself may read the value: the value is read before the state changes.
         let safe = first_write.is_none_or(|w| !later[w + 1..].iter().any(mentions));

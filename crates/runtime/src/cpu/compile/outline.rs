@@ -6,6 +6,7 @@
 //! ```
 //! Each run becomes a function of its own, fused like any other. An operation `call` takes its place.
 
+use super::super::bindings::names;
 use super::super::ir::OutlinedPlan;
 use super::super::plans_by_shapes::depends_on_values;
 use super::uses::count_uses;
@@ -69,11 +70,6 @@ struct Outliner<'a> {
 
 fn is_constant(op: &Operation) -> bool {
     op.op_type == "const" || op.op_type.starts_with("constexpr_")
-}
-
-fn names(op: &Operation) -> impl Iterator<Item = &str> {
-    let bindings = op.inputs.values().flat_map(|Argument(bindings)| bindings);
-    bindings.filter_map(|b| if let Binding::Name(name) = b { Some(name.as_str()) } else { None })
 }
 
 /// Adds the results of an operation that reads only constants.

@@ -1,6 +1,7 @@
 //! Counts readers of the values of a program.
 
-use anemoe_mlpackage::mil::{Argument, Binding, Block, Operation};
+use super::super::bindings::names;
+use anemoe_mlpackage::mil::{Block, Operation};
 use std::collections::BTreeMap;
 
 /// Counts the readers of every name, nested blocks included; an output of a block is a reader.
@@ -13,12 +14,6 @@ pub(super) fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usiz
 
 /// Counts the names that an operation reads, its nested blocks included.
 pub(super) fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
-    for Argument(bindings) in op.inputs.values() {
-        for binding in bindings {
-            if let Binding::Name(name) = binding {
-                *uses.entry(name).or_default() += 1;
-            }
-        }
-    }
+    names(op).for_each(|name| *uses.entry(name).or_default() += 1);
     op.blocks.iter().for_each(|b| count_uses(b, uses));
 }

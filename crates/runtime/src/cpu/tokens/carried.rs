@@ -8,6 +8,7 @@
 //! ```
 //! The rows of the state are still written, and no longer read.
 
+use super::super::bindings::{bound_name, names};
 use crate::backend::KeptRows;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
@@ -39,26 +40,12 @@ pub enum Carried {
     Unknown,
 }
 
-fn names(op: &Operation) -> impl Iterator<Item = &str> {
-    op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(|b| match b {
-        Binding::Name(name) => Some(name.as_str()),
-        Binding::Value(_) => None,
-    })
-}
-
-fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
-    match op.inputs.get(param)?.0.first()? {
-        Binding::Name(name) => Some(name),
-        Binding::Value(_) => None,
-    }
-}
-
 /// Finds the rows that `function` carries.
 pub fn carried(function: &Function) -> Carried {
     let operations = &function.block.operations;
     let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
     let writes: Vec<&Operation> = operations.iter().filter(|op| op.op_type == "write_state").collect();
-    let states: BTreeSet<_> = writes.iter().filter_map(|write| argument(write, "input")).collect();
+    let states: BTreeSet<_> = writes.iter().filter_map(|write| bound_name(write, "input")).collect();
     if states.len() < writes.len() {
         return Carried::Unknown;
     }
@@ -66,7 +53,7 @@ pub fn carried(function: &Function) -> Carried {
     let joins = |op: &&Operation| {
         op.op_type == "concat" || find_first_row(operations, op).is_some_and(|first| first > 0)
     };
-    let data = |write: &&Operation| argument(write, "data").and_then(by).filter(joins);
+    let data = |write: &&Operation| bound_name(write, "data").and_then(by).filter(joins);
     let joined: Vec<Option<&Operation>> = writes.iter().map(data).collect();
     if joined.iter().all(Option::is_none) {
         return Carried::Nothing;
@@ -101,7 +88,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
             [Binding::Name(slots), Binding::Name(tail)] => (*shape(slots)?.get(2)?, tail.as_str()),
             _ => return None,
         },
-        _ => (find_first_row(operations, joined)?, argument(joined, "update")?),
+        _ => (find_first_row(operations, joined)?, bound_name(joined, "update")?),
     };
     let whole = joined.outputs.first()?.ty.tensor()?.shape()?;
     let rows_of_tail = shape(tail)?;
@@ -114,7 +101,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     while let Some(name) = open.pop() {
         let at = by(name)?;
         let op = &operations[at];
-        let selects = op.op_type == "matmul" && argument(op, "x").is_some_and(|x| input(x).is_some());
+        let selects = op.op_type == "matmul" && bound_name(op, "x").is_some_and(|x| input(x).is_some());
         if selects {
             if product.replace(at).is_some_and(|other| other != at) {
                 return None;
@@ -124,7 +111,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
         }
     }
     let product = &operations[product?];
-    let (selection, window) = (argument(product, "x")?, argument(product, "y")?);
+    let (selection, window) = (bound_name(product, "x")?, bound_name(product, "y")?);
     let dims_of = |name: &str| -> Option<&[Dim]> {
         let output = operations.get(by(name)?)?.outputs.iter().find(|o| o.name == name)?;
         Some(&output.ty.tensor()?.dims)
@@ -143,7 +130,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
         selection: selection.to_string(),
         window: window.to_string(),
         rows: usize::try_from(rows).ok()?,
-        state: argument(write, "input")?.to_string(),
+        state: bound_name(write, "input")?.to_string(),
         first: usize::try_from(slots).ok()?,
     })
 }
@@ -233,7 +220,7 @@ impl CarriedWindow {
         while let Some(name) = open.pop() {
             let op = &operations[made(name)?.0];
             match op.op_type.as_str() {
-                "read_state" if argument(op, "input") == Some(&rows.state) => {}
+                "read_state" if bound_name(op, "input") == Some(&rows.state) => {}
                 "const" => {}
                 "reshape" | "slice_by_size" | "slice_by_index" | "transpose" => open.extend(names(op)),
                 _ => return None,

@@ -8,6 +8,7 @@
 //! one for T1. Every value has its tokens on one axis of size `fixed + per_token * T`, found by comparing its old and its new
 //! shape. Operations that may compute something else with another size of that axis are refused.
 
+use super::super::bindings::{bound_name, names};
 use anemoe_mlpackage::mil::ops::{self, Context, Operand};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType,
@@ -206,9 +207,8 @@ fn operation<'a>(
     if !op.blocks.is_empty() {
         return Err("it has blocks".into());
     }
-    let names = || op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(name_of);
     let mut changed: Vec<(&str, TokenAxis)> = Vec::new();
-    for name in names() {
+    for name in names(op) {
         let known = scope.get(name).ok_or_else(|| format!("`{name}` is used before it is defined"))?;
         if known.is_changed() {
             let axis = token_axis(known.old, &known.new, counts).or(is_ranged.then_some(TokenAxis {
@@ -251,18 +251,9 @@ fn operation<'a>(
     Ok(())
 }
 
-fn name_of(binding: &Binding) -> Option<&str> {
-    match binding {
-        Binding::Name(name) => Some(name),
-        Binding::Value(_) => None,
-    }
-}
-
 fn infer(op: &Operation, scope: &Scope<'_>) -> Result<Vec<ValueType>, String> {
     if op.op_type == "write_state" {
-        let data =
-            op.inputs.get("data").and_then(|a| a.0.first()).and_then(name_of).and_then(|n| scope.get(n));
-        return match data {
+        return match bound_name(op, "data").and_then(|name| scope.get(name)) {
             Some(known) if !known.is_changed() => Ok(Vec::new()),
             _ => Err("a state would be of another shape".into()),
         };
@@ -279,29 +270,25 @@ fn infer(op: &Operation, scope: &Scope<'_>) -> Result<Vec<ValueType>, String> {
     def.infer(&context)
 }
 
+/// Returns a constant operand.
+fn constant<'a>(op: &'a Operation, param: &str, scope: &Scope<'a>) -> Option<&'a Value> {
+    match op.inputs.get(param)?.0.first()? {
+        Binding::Value(value) => Some(value),
+        Binding::Name(name) => scope.get(name.as_str())?.value,
+    }
+}
+
 /// Returns the integers of a constant operand.
 fn ints(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<i32>> {
-    let value = match op.inputs.get(param)?.0.first()? {
-        Binding::Value(value) => value,
-        Binding::Name(name) => scope.get(name.as_str())?.value?,
-    };
-    value.as_ints().map(<[i32]>::to_vec)
+    constant(op, param, scope)?.as_ints().map(<[i32]>::to_vec)
 }
 
 /// Returns the flags of a constant operand.
 fn flags(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<bool>> {
-    let value = match op.inputs.get(param)?.0.first()? {
-        Binding::Value(value) => value,
-        Binding::Name(name) => scope.get(name.as_str())?.value?,
-    };
-    match value.tensor_data()? {
+    match constant(op, param, scope)?.tensor_data()? {
         anemoe_mlpackage::mil::TensorData::Bools(v) => Some(v.clone()),
         _ => None,
     }
-}
-
-fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
-    op.inputs.get(param).and_then(|a| a.0.first()).and_then(name_of)
 }
 
 /// Replaces constants of an operation that hold the token count by -1, the rest of the elements. Refuses operations that may compute something else with
@@ -313,12 +300,12 @@ fn adapt(
     counts: (u64, u64),
 ) -> Result<(), String> {
     let axis_of = |name: &str| changed.iter().find(|(n, _)| *n == name).map(|(_, axis)| *axis);
-    let of_x = argument(op, "x").and_then(axis_of);
+    let of_x = bound_name(op, "x").and_then(axis_of);
     let rank_of = |name: &str| scope.get(name).and_then(|k| k.old.tensor()).map_or(0, TensorType::rank);
     let other = || Err(format!("`{}` may mean something else with another number of tokens", op.op_type));
     match op.op_type.as_str() {
         binary if BINARY.contains(&binary) => {
-            let (Some(x), Some(y)) = (argument(op, "x"), argument(op, "y")) else { return Ok(()) };
+            let (Some(x), Some(y)) = (bound_name(op, "x"), bound_name(op, "y")) else { return Ok(()) };
             let from_end = |name: &str| Some(rank_of(name) - axis_of(name)?.axis);
             match (from_end(x), from_end(y)) {
                 (Some(a), Some(b)) if a != b => {
@@ -328,7 +315,7 @@ fn adapt(
             }
         }
         "reshape" => {
-            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
+            let (Some(axis), Some(x)) = (of_x, bound_name(op, "x")) else { return other() };
             let shape = |t: Option<&TensorType>| t.and_then(TensorType::shape);
             let (Some(before), Some(output)) =
                 (scope.get(x).and_then(|k| shape(k.old.tensor())), op.outputs.first())
@@ -376,25 +363,21 @@ fn adapt(
             let forward = ints(op, "stride", scope).is_none_or(|s| s.get(axis.axis) == Some(&1));
             if from_front && from_end && forward && !flag("squeeze_mask") { Ok(()) } else { other() }
         }
-        "split" => {
-            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
+        "split" | "softmax" => {
+            let (Some(axis), Some(x)) = (of_x, bound_name(op, "x")) else { return other() };
             let along = ints(op, "axis", scope).and_then(|v| v.first().copied());
+            let along = along.or((op.op_type == "softmax").then_some(-1));
             let along = along.and_then(|a| super::super::ops_axis(a, rank_of(x)));
             if along.is_some_and(|a| a != axis.axis) { Ok(()) } else { other() }
         }
         over if OVER_AXES.contains(&over) => {
-            let (Some(axis), Some(x), Some(axes)) = (of_x, argument(op, "x"), ints(op, "axes", scope)) else {
+            let (Some(axis), Some(x), Some(axes)) = (of_x, bound_name(op, "x"), ints(op, "axes", scope))
+            else {
                 return other();
             };
             let rank = rank_of(x);
             let all: Option<Vec<usize>> = axes.iter().map(|&a| super::super::ops_axis(a, rank)).collect();
             if all.is_some_and(|all| !all.contains(&axis.axis)) { Ok(()) } else { other() }
-        }
-        "softmax" => {
-            let (Some(axis), Some(x)) = (of_x, argument(op, "x")) else { return other() };
-            let along = ints(op, "axis", scope).and_then(|v| v.first().copied()).unwrap_or(-1);
-            let along = super::super::ops_axis(along, rank_of(x));
-            if along.is_some_and(|a| a != axis.axis) { Ok(()) } else { other() }
         }
         "write_state" | "read_state" | "select" => Ok(()),
         tokenwise if TOKENWISE.contains(&tokenwise) => Ok(()),

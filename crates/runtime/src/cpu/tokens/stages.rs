@@ -6,10 +6,11 @@
 //! ```
 //! Weights are in stages with even numbers, which run once for the tokens of all sequences of a batch.
 
+use super::super::bindings::names;
 use super::resize::{TokenAxis, resize, with_axes};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType,
-    Operation, ValueType,
+    Binding, Block, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
+    ValueType,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,13 +28,6 @@ pub(in crate::cpu) struct Stages {
     pub stages: Vec<Option<Stage>>,
     /// Token axis of each input and of each value that goes from stage to stage.
     pub axes: BTreeMap<String, usize>,
-}
-
-fn names(op: &Operation) -> impl Iterator<Item = &str> {
-    op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(|b| match b {
-        Binding::Name(name) => Some(name.as_str()),
-        Binding::Value(_) => None,
-    })
 }
 
 /// Tells whether the operation may read neighbours of a token: a convolution with more than one tap.
