@@ -46,15 +46,11 @@ fn places(indices: &[i32], length: usize) -> OpResult<Vec<usize>> {
     indices.iter().map(place).collect()
 }
 
-fn index<'a>(c: &OpContext<'a>, name: &str) -> OpResult<&'a [i32]> {
-    c.ints(name)?.ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))
-}
-
 /// Computes `list_read` and `list_gather`.
 pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let list = list(c)?;
     let single = c.op == "list_read";
-    let indices = index(c, if single { "index" } else { "indices" })?;
+    let indices = c.required_ints(if single { "index" } else { "indices" })?;
     if single && indices.len() != 1 {
         return invalid(format!("{} values of `index`, expected one", indices.len()));
     }
@@ -65,15 +61,14 @@ pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         shape.insert(0, indices.len());
     }
     count(&shape)?;
-    copy_runs(list, &shape, run, &from, &mut out[0]);
-    Ok(())
+    copy_runs(list, &shape, run, &from, &mut out[0])
 }
 
 /// Computes `list_write` and `list_scatter`; an index behind the last element makes the list longer.
 pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (list, value) = (list(c)?, c.arg("value")?);
     let single = c.op == "list_write";
-    let indices = index(c, if single { "index" } else { "indices" })?;
+    let indices = c.required_ints(if single { "index" } else { "indices" })?;
     let element = match (single, value.shape.split_first()) {
         (true, _) if indices.len() == 1 => value.shape.as_slice(),
         (false, Some((&n, element))) if n == indices.len() => element,

@@ -12,10 +12,7 @@ const NORMALIZED: usize = 1 << 12;
 pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (shape, x) = c.f32s("x")?;
     let rank = shape.len();
-    let mut axes: Vec<usize> = match c.ints("axes")? {
-        Some(v) => v.iter().map(|&a| super::shape::axis(a, rank)).collect::<OpResult<_>>()?,
-        None => (0..rank).collect(),
-    };
+    let mut axes = super::shape::axes(c, rank)?.unwrap_or_else(|| (0..rank).collect());
     axes.sort_unstable();
     axes.dedup();
     // Adjacent axes count as one axis of `n` elements, with `inner` elements behind it.

@@ -64,6 +64,12 @@ impl<'a> OpContext<'a> {
         }
     }
 
+    /// Returns the elements of a required integer vector or scalar.
+    pub fn required_ints(&self, name: &str) -> OpResult<&'a [i32]> {
+        self.arg(name)?;
+        Ok(self.ints(name)?.unwrap_or_default())
+    }
+
     /// Returns an optional integer scalar, or `default`.
     pub fn int(&self, name: &str, default: i32) -> OpResult<i32> {
         Ok(self.ints(name)?.and_then(|v| v.first().copied()).unwrap_or(default))

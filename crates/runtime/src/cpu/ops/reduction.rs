@@ -145,11 +145,8 @@ fn log_sum_exp(loops: &ReductionLoops, x: &[f32], y: &mut [f32]) {
 
 /// Returns a flag for each axis: whether the op reduces it.
 fn reduced_axes(c: &OpContext<'_>, rank: usize) -> OpResult<Vec<bool>> {
-    let mut flags = vec![c.ints("axes")?.is_none(); rank];
-    for &a in c.ints("axes")?.unwrap_or(&[]) {
-        flags[super::shape::axis(a, rank)?] = true;
-    }
-    Ok(flags)
+    let axes = super::shape::axes(c, rank)?;
+    Ok((0..rank).map(|i| axes.as_ref().is_none_or(|axes| axes.contains(&i))).collect())
 }
 
 fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {

@@ -40,7 +40,13 @@ fn checked_place(c: &OpContext<'_>, index: i32, n: usize) -> OpResult<Option<usi
 }
 
 /// Copies runs of `run` elements, which begin at `places` of `x`, to `out`, one after the other.
-pub(super) fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize], out: &mut Tensor) {
+pub(super) fn copy_runs(
+    x: &Tensor,
+    shape: &[usize],
+    run: usize,
+    places: &[usize],
+    out: &mut Tensor,
+) -> OpResult {
     fn runs<T: Copy>(x: &[T], run: usize, places: &[usize], out: &mut [T]) {
         for (o, &p) in out.chunks_exact_mut(run.max(1)).zip(places) {
             o.copy_from_slice(&x[p..p + run]);
@@ -50,8 +56,9 @@ pub(super) fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize
         Data::F32(v) => runs(v, run, places, out.reset_f32(shape)),
         Data::I32(v) => runs(v, run, places, out.reset_i32(shape)),
         Data::Bool(v) => runs(v, run, places, out.reset_bool(shape)),
-        Data::Str(_) => {}
+        Data::Str(_) => return unsupported("strings"),
     }
+    Ok(())
 }
 
 pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -79,8 +86,7 @@ pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             }
         }
     }
-    copy_runs(x, &shape, inner, &places, &mut out[0]);
-    Ok(())
+    copy_runs(x, &shape, inner, &places, &mut out[0])
 }
 
 pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -99,8 +105,7 @@ pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResu
         let (outer, column) = (k / (m * inner).max(1), k % inner.max(1));
         places.push((outer * n + checked_place(c, i, n)?.unwrap_or(0)) * inner + column);
     }
-    copy_runs(x, is, 1, &places, &mut out[0]);
-    Ok(())
+    copy_runs(x, is, 1, &places, &mut out[0])
 }
 
 pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -126,8 +131,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
         places.push(at);
     }
-    copy_runs(x, &shape, run, &places, &mut out[0]);
-    Ok(())
+    copy_runs(x, &shape, run, &places, &mut out[0])
 }
 
 /// Combines an old element with its update according to `mode`.

@@ -1,7 +1,7 @@
 //! Shapes and broadcasting.
 
 use super::super::strided::{StridedLoops, broadcast_strides, dense_strides};
-use super::operands::{OpError, OpResult};
+use super::operands::{OpContext, OpError, OpResult};
 use std::cell::Cell;
 
 /// Largest number of elements that a result may have: 4 GiB of f32.
@@ -52,6 +52,12 @@ pub(super) fn axis(axis: i32, rank: usize) -> OpResult<usize> {
         Ok(a) if a < rank => Ok(a),
         _ => invalid(format!("axis {axis} of a tensor of rank {rank}")),
     }
+}
+
+/// Returns the optional parameter `axes` of an op on a tensor of this rank.
+pub(super) fn axes(c: &OpContext<'_>, rank: usize) -> OpResult<Option<Vec<usize>>> {
+    let all = |v: &[i32]| v.iter().map(|&a| axis(a, rank)).collect();
+    c.ints("axes")?.map(all).transpose()
 }
 
 /// Returns the result shape of NumPy broadcasting.

@@ -2,6 +2,7 @@
 
 use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
+use super::scatter_gather::copy_runs;
 use super::shape::{around, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::DataType;
@@ -112,22 +113,12 @@ pub(super) fn split(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if sizes.iter().try_fold(0usize, |a, &b| a.checked_add(b)) != Some(n) || sizes.len() != out.len() {
         return invalid(format!("parts {sizes:?} of axis {axis} of size {n}, for {} outputs", out.len()));
     }
-    fn cut<T: Copy>(x: &[T], (outer, row): (usize, usize), from: usize, size: usize, out: &mut [T]) {
-        for o in 0..outer {
-            out[o * size..(o + 1) * size].copy_from_slice(&x[o * row + from..][..size]);
-        }
-    }
     let mut from = 0;
     for (size, out) in sizes.iter().zip(out) {
         let mut shape = x.shape.clone();
         shape[axis] = *size;
-        let rows = (outer, n * inner);
-        match &x.data {
-            Data::F32(v) => cut(v, rows, from * inner, size * inner, out.reset_f32(&shape)),
-            Data::I32(v) => cut(v, rows, from * inner, size * inner, out.reset_i32(&shape)),
-            Data::Bool(v) => cut(v, rows, from * inner, size * inner, out.reset_bool(&shape)),
-            Data::Str(_) => return unsupported("strings"),
-        }
+        let places: Vec<usize> = (0..outer).map(|o| (o * n + from) * inner).collect();
+        copy_runs(x, &shape, size * inner, &places, out)?;
         from += size;
     }
     Ok(())
@@ -181,9 +172,7 @@ pub(super) fn fill(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let shape: Vec<usize> = if c.op == "fill_like" {
         c.arg("ref_tensor")?.shape.clone()
     } else {
-        let v = c
-            .ints("shape")?
-            .ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
+        let v = c.required_ints("shape")?;
         let v: Option<Vec<usize>> = v.iter().map(|&n| usize::try_from(n).ok()).collect();
         v.ok_or_else(|| OpError::Invalid("a negative dimension".into()))?
     };

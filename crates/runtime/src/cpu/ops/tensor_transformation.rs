@@ -3,14 +3,14 @@
 use super::super::strided::dense_strides;
 use super::elementwise_unary::copy;
 use super::operands::{OpContext, OpError, OpResult};
+use super::scatter_gather::copy_runs;
 use super::shape::{count, invalid, unsupported};
 use super::tensor_operation::rearrange;
 use crate::tensor::{Data, Tensor};
 
 pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let wanted =
-        c.ints("shape")?.ok_or_else(|| OpError::Invalid("required parameter `shape` is missing".into()))?;
+    let wanted = c.required_ints("shape")?;
     let mut shape = Vec::with_capacity(wanted.len());
     let mut inferred = None;
     for (i, &n) in wanted.iter().enumerate() {
@@ -74,10 +74,8 @@ pub(super) fn reranked(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 .collect::<Vec<_>>()
         }
         "squeeze" => {
-            let axes: Vec<usize> = match c.ints("axes")? {
-                Some(v) => v.iter().map(|&a| super::shape::axis(a, x.rank())).collect::<OpResult<_>>()?,
-                None => (0..x.rank()).filter(|&i| x.shape[i] == 1).collect(),
-            };
+            let ones = || (0..x.rank()).filter(|&i| x.shape[i] == 1).collect();
+            let axes = super::shape::axes(c, x.rank())?.unwrap_or_else(ones);
             if let Some(&a) = axes.iter().find(|&&a| x.shape[a] != 1) {
                 return invalid(format!("axis {a} of {:?} is not 1", x.shape));
             }
@@ -121,9 +119,7 @@ struct Slice {
 fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
     let rank = x.rank();
     let get = |name: &str| -> OpResult<Vec<i32>> {
-        let v = c
-            .ints(name)?
-            .ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))?;
+        let v = c.required_ints(name)?;
         if v.len() == rank {
             Ok(v.to_vec())
         } else {
@@ -206,23 +202,10 @@ fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
 }
 
 fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
-    fn read<T: Copy>(t: &Tensor, x: &[T], s: &Slice, out: &mut [T]) {
-        let mut at = 0;
-        each_run(t, s, |offset, last| {
-            for &l in last {
-                out[at] = x[offset + l];
-                at += 1;
-            }
-        });
-    }
     count(&s.shape)?;
-    match &x.data {
-        Data::F32(v) => read(x, v, s, out.reset_f32(&s.shape)),
-        Data::I32(v) => read(x, v, s, out.reset_i32(&s.shape)),
-        Data::Bool(v) => read(x, v, s, out.reset_bool(&s.shape)),
-        Data::Str(_) => return unsupported("strings"),
-    }
-    Ok(())
+    let mut places = Vec::new();
+    each_run(x, s, |offset, last| places.extend(last.iter().map(|l| offset + l)));
+    copy_runs(x, &s.shape, 1, &places, out)
 }
 
 /// Reads the positions `places` along each axis.
@@ -284,10 +267,7 @@ pub(super) fn slice_update(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 
 pub(super) fn reverse(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let axes: Vec<usize> = match c.ints("axes")? {
-        Some(v) => v.iter().map(|&a| super::shape::axis(a, x.rank())).collect::<OpResult<_>>()?,
-        None => (0..x.rank()).collect(),
-    };
+    let axes = super::shape::axes(c, x.rank())?.unwrap_or_else(|| (0..x.rank()).collect());
     let places =
         |(i, &d): (usize, &usize)| if axes.contains(&i) { (0..d).rev().collect() } else { (0..d).collect() };
     let s = Slice { places: x.shape.iter().enumerate().map(places).collect(), shape: x.shape.clone() };
@@ -309,16 +289,7 @@ pub(super) fn reverse_sequence(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResul
         let l = lengths[b] as usize;
         if s < l { k - s * own[seq] + (l - 1 - s) * own[seq] } else { k }
     };
-    fn take<T: Copy>(x: &[T], from: impl Fn(usize) -> usize, out: &mut [T]) {
-        out.iter_mut().enumerate().for_each(|(k, o)| *o = x[from(k)]);
-    }
-    match &x.data {
-        Data::F32(v) => take(v, from, out[0].reset_f32(&x.shape)),
-        Data::I32(v) => take(v, from, out[0].reset_i32(&x.shape)),
-        Data::Bool(v) => take(v, from, out[0].reset_bool(&x.shape)),
-        Data::Str(_) => return unsupported("strings"),
-    }
-    Ok(())
+    copy_runs(x, &x.shape, 1, &(0..x.len()).map(from).collect::<Vec<_>>(), &mut out[0])
 }
 
 pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
