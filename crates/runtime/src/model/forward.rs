@@ -3,8 +3,7 @@
 use super::call::{Call, CallContext, Prepared, SequenceMemory};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
-use super::host::HostValue;
-use super::host::{self, HostValues, Piece, SequencePlace};
+use super::host::{self, HostValue, HostValues, Piece, SequencePlace};
 use super::kept_rows::MOST_UNDONE;
 use super::sequence::{PackageStates, Sequence};
 use super::workspace::PassWorkspace;

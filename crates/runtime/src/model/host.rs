@@ -50,7 +50,7 @@ pub(super) struct HostValues<'a> {
     pub model: &'a Chain,
     pub inputs: &'a [HostInput],
     pub values: &'a mut [HostValue],
-    /// Position of each sequence before the pass, its first column, and [`Sequence::lent`].
+    /// Position of each sequence before the pass, its first column, and what another model lends it.
     pub places: &'a [SequencePlace],
     pub pass: u64,
 }

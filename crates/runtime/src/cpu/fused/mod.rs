@@ -7,8 +7,8 @@
 //! ```
 //! Tokens lie one after the other with their channels together, for any axis order of the program. A token therefore goes through
 //! the same code alone and in a batch. With [`super::Precision::Fp16`] nodes round their results, and give the same bits as
-//! separate operations. Functions whose shapes are known only with their inputs: [`super::shapes`]. Functions with control flow:
-//! the operations in between are plans, see `super::compile::outline`.
+//! separate operations. Functions whose shapes are known only with their inputs: [`super::plans_by_shapes`]. Functions with
+//! control flow: the operations in between are plans, see `super::compile::outline`.
 
 mod build;
 pub(super) mod experts;
