@@ -14,9 +14,10 @@ use crate::reference::{Compressor, DecoderForward, InputPairs, Probe, Rows};
 use crate::{Error, Result};
 use anemoe_bundle::IndexBits;
 use anemoe_convert::build::{check_interrupted, check_scratch};
+use anemoe_convert::checkpoint::MOST_KEPT;
 use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
 use anemoe_convert::kind_search;
-use anemoe_convert::models::{Family, can_rotate};
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments, TablesAndScales};
@@ -74,7 +75,7 @@ pub fn windows_sha256(windows: &[Vec<u32>]) -> String {
 }
 
 /// Counts the bytes that a calibration over `tokens` tokens takes at most, roughly: both streams with the inputs and
-/// outputs of the widest parts, three squares of the widest matrix, its weights in f32, and two rotated matrices.
+/// outputs of the widest parts, three squares of the widest matrix, its weights in f32, and the rotated matrices that are kept.
 pub fn memory(family: &Family, tokens: usize) -> u64 {
     let d = &family.decoder;
     let widths = d.layers.iter().map(|l| {
@@ -87,7 +88,7 @@ pub fn memory(family: &Family, tokens: usize) -> u64 {
     });
     let (width, columns) = (widths.max().unwrap_or(0), columns.max().unwrap_or(0));
     let streams = 2 * tokens * (6 * d.hidden + 2 * width);
-    let rotated = if can_rotate(d) { 2 * d.hidden * columns } else { 0 };
+    let rotated = if d.is_rotated { MOST_KEPT * d.hidden * columns } else { 0 };
     4 * (streams + 8 * columns * columns + 4 * WEIGHTS + rotated) as u64
 }
 

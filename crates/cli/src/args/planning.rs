@@ -367,7 +367,9 @@ pub fn plan_checkpoint(
         (plan, _) => plan?,
     };
     reading.is_rotated = gains_by_rotation(options, &choice, &family, &plan);
-    if reading.is_rotated {
+    // A look at one kind needs no rotated weights, each of which takes a whole matrix of the checkpoint.
+    let is_search = matches!(choice, KindChoice::Search(_));
+    if reading.is_rotated && (plan_use != PlanUse::Look || is_search) {
         family = models::open(reading.open_extent(spec, extent)?)?;
     }
     let (calibration, fact) = match &options.calibration {

@@ -162,9 +162,10 @@ impl Command for Args {
             .map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui))
             .transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
-        let jobs = self.jobs.unwrap_or_else(build::default_jobs);
-        let jobs =
-            self.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
+        let bytes = build::job_bytes(&family.decoder);
+        let jobs = self.jobs.unwrap_or_else(|| build::default_jobs(bytes));
+        let most = self.max_memory.map(|mb| mb.saturating_mul(1_000_000));
+        let jobs = most.map_or(jobs, |most| build::jobs_within(jobs, Some(most), bytes));
         let part = self.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
         for NamedGolden { path, golden } in &goldens {
             gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;

@@ -29,7 +29,7 @@ pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use share::Share;
-pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, jobs_within};
+pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, job_bytes, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
 
 use crate::bank_scales::BankScales;

@@ -1,6 +1,7 @@
 //! Needs of a build before it begins: room on disks, and memory for its jobs.
 
 use super::Build;
+use crate::models::Decoder;
 use crate::plan::PlannedShard;
 use crate::{Error, Result};
 use serde::Serialize;
@@ -163,16 +164,27 @@ fn same_disk(_: &Path, _: &Path) -> bool {
     true
 }
 
-/// Returns the default number of shards that are built at a time: one per processor, at most 8, within half of the
-/// memory that is free.
-pub fn default_jobs() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-    jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))
+/// Returns the memory allowed for one job of a model: more where whole rotated matrices are in memory.
+pub fn job_bytes(d: &Decoder) -> u64 {
+    let widths = d.layers.iter().map(|l| {
+        let experts = l.experts.map_or(0, |e| e.width);
+        l.attention.q_size().max(l.dense.unwrap_or(0)).max(experts)
+    });
+    let rotated = if d.is_rotated { 2 * 4 * d.hidden * widths.max().unwrap_or(0) } else { 0 };
+    JOB_BYTES + rotated as u64
 }
 
-/// Returns the number of jobs that a memory budget in bytes allows: at most `jobs`, and at least one.
-pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
-    let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
+/// Returns the default number of shards that are built at a time: one per processor, at most 8, within half of the
+/// memory that is free, where a job takes `bytes`.
+pub fn default_jobs(bytes: u64) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+    jobs_within(processors, anemoe_io::free_memory().map(|free| free / 2), bytes)
+}
+
+/// Returns the number of jobs that a memory budget in bytes allows, where a job takes `bytes`: at most `jobs`, and at least
+/// one.
+pub fn jobs_within(jobs: usize, budget: Option<u64>, bytes: u64) -> usize {
+    let fit = budget.map_or(usize::MAX, |budget| usize::try_from(budget / bytes).unwrap_or(usize::MAX));
     jobs.min(fit).max(1)
 }
 
@@ -226,10 +238,10 @@ mod tests {
 
     #[test]
     fn jobs_fit_the_memory() {
-        assert_eq!(jobs_within(8, None), 8);
-        assert_eq!(jobs_within(8, Some(3 * JOB_BYTES + 1)), 3);
-        assert_eq!(jobs_within(8, Some(1)), 1);
-        assert!(default_jobs() >= 1);
+        assert_eq!(jobs_within(8, None, JOB_BYTES), 8);
+        assert_eq!(jobs_within(8, Some(3 * JOB_BYTES + 1), JOB_BYTES), 3);
+        assert_eq!(jobs_within(8, Some(1), JOB_BYTES), 1);
+        assert!(default_jobs(JOB_BYTES) >= 1);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use derived::{DerivedTensor, TensorOrigin, derive};
 pub use gguf::is_gguf;
 pub use open::{open_checkpoint, open_in_ranges, open_safetensors};
 pub use quantized::check_quantization;
-pub use rotated::{TensorRotation, rotated};
+pub use rotated::{MOST_KEPT, TensorRotation, rotated};
 pub use rotation::Rotation;
 
 /// Element types of safetensors that a weight may have, for messages.
@@ -386,6 +386,11 @@ pub trait TensorSource: Send + Sync {
     fn origin(&self, name: &str, _element: u64) -> (PathBuf, String) {
         let file = self.info(name).map_or_else(|| self.path().to_path_buf(), |info| info.file.clone());
         (file, name.to_string())
+    }
+
+    /// Returns the tensors before their rotation, where they are rotated.
+    fn unrotated(&self) -> Option<&dyn TensorSource> {
+        None
     }
 
     /// Returns a file that comes with the tensors, for instance `tokenizer.json`; none where there is no such file.

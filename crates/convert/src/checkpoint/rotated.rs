@@ -5,7 +5,7 @@
 //! ```
 
 use super::rotation::Rotation;
-use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, place_of};
+use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, place_of};
 use crate::{Error, Result};
 use anemoe_io::locked;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +13,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Most bytes of matrices that are kept, rotated, for readers of further rows; two are kept whatever they have.
-const KEPT_BYTES: usize = 512 << 20;
+/// Most matrices of the largest size that are kept, rotated, for readers of further rows: one for each job of a build, and
+/// one more.
+pub const MOST_KEPT: usize = 9;
 
 /// Rotations of a tensor, and what is multiplied into it before.
 #[derive(Default)]
@@ -53,7 +54,9 @@ pub fn rotated(checkpoint: Checkpoint, changes: BTreeMap<String, TensorRotation>
         all.insert(name, matrix);
     }
     let tensors = tensors.into_values().collect();
-    let source = Box::new(Rotated { inner, tensors, changes: all, kept: Mutex::default() });
+    let largest = all.values().filter(|t: &&RotatedTensor| t.group > 1).map(RotatedTensor::elements).max();
+    let most_kept = (rayon::current_num_threads() + 1).min(MOST_KEPT) * largest.unwrap_or(0);
+    let source = Box::new(Rotated { inner, tensors, changes: all, most_kept, kept: Mutex::default() });
     Ok(Checkpoint { source, ..checkpoint })
 }
 
@@ -108,28 +111,30 @@ impl RotatedTensor {
         if let Some(r) = &self.change.outputs {
             r.rotate_columns(values);
         }
-        Ok(())
+        inner.info(&self.from).map_or(Ok(()), |info| check_finite(info, group * elements, values))
     }
 }
 
 /// Rows of a tensor that are rotated together; none until they are read.
-type RotatedRows = Arc<Mutex<Option<Arc<[f32]>>>>;
+type RotatedRows = Arc<Mutex<Option<Arc<Vec<f32>>>>>;
 
 /// Rotated tensors of another source.
 struct Rotated {
     inner: Box<dyn TensorSource>,
     tensors: Vec<TensorInfo>,
     changes: BTreeMap<String, RotatedTensor>,
-    /// Groups of rows that were read last, by tensor and group. The last one used is at the end.
+    /// Most elements of rows that are kept.
+    most_kept: usize,
+    /// Groups of rows that were read last, by tensor and group, with their elements. The last one used is at the end.
     kept: Mutex<Vec<((String, u64), usize, RotatedRows)>>,
 }
 
 impl Rotated {
     /// Returns a group of rows. Those that are rotated together stay for readers of further ones.
-    fn group(&self, name: &str, tensor: &RotatedTensor, group: u64) -> Result<Arc<[f32]>> {
+    fn group(&self, name: &str, tensor: &RotatedTensor, group: u64) -> Result<Arc<Vec<f32>>> {
         let rows = match tensor.group {
             1 => RotatedRows::default(),
-            _ => self.kept_rows((name.to_string(), group), 4 * tensor.elements()),
+            _ => self.kept_rows((name.to_string(), group), tensor.elements()),
         };
         let mut values = locked(&rows);
         if let Some(there) = &*values {
@@ -137,19 +142,19 @@ impl Rotated {
         }
         let mut read = vec![0f32; tensor.elements()];
         tensor.read_group(self.inner.as_ref(), group, &mut read)?;
-        Ok(Arc::clone(values.insert(read.into())))
+        Ok(Arc::clone(values.insert(Arc::new(read))))
     }
 
-    /// Returns the place of rows that are kept, `bytes` long.
-    fn kept_rows(&self, key: (String, u64), bytes: usize) -> RotatedRows {
+    /// Returns the place of rows that are kept.
+    fn kept_rows(&self, key: (String, u64), elements: usize) -> RotatedRows {
         let mut kept = locked(&self.kept);
         let found = match kept.iter().position(|(k, ..)| *k == key) {
             Some(i) => kept.remove(i),
-            None => (key, bytes, RotatedRows::default()),
+            None => (key, elements, RotatedRows::default()),
         };
         let rows = Arc::clone(&found.2);
         kept.push(found);
-        while kept.len() > 2 && kept.iter().map(|(_, bytes, _)| bytes).sum::<usize>() > KEPT_BYTES {
+        while kept.iter().map(|(_, elements, _)| elements).sum::<usize>() > self.most_kept {
             kept.remove(0);
         }
         rows
@@ -204,6 +209,10 @@ impl TensorSource for Rotated {
 
     fn origin(&self, name: &str, element: u64) -> (PathBuf, String) {
         self.inner.origin(self.changes.get(name).map_or(name, |tensor| &tensor.from), element)
+    }
+
+    fn unrotated(&self) -> Option<&dyn TensorSource> {
+        Some(self.inner.as_ref())
     }
 
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {

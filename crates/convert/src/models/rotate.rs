@@ -17,6 +17,9 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Largest odd factor of a size that is rotated: its transform takes a product of this size. gpt-oss has 45.
+const MAX_ODD: usize = 1023;
+
 /// Tells whether a model's weights can be rotated: nothing but norms without offset stands between the stream and the
 /// matrices that read it, and nothing between them and the stream.
 pub fn can_rotate(d: &Decoder) -> bool {
@@ -26,7 +29,9 @@ pub fn can_rotate(d: &Decoder) -> bool {
             && matches!(router, None | Some(RouterKind::Linear { is_scaled: false, .. }))
     });
     let is_plain = d.norms == Norms::Before && d.residual == Residual::Plain && d.norm_offset == 0.0;
-    is_direct && is_plain && d.assistant.is_none()
+    let sizes = d.layers.iter().map(|l| l.attention.head_dim).chain([d.hidden]);
+    let is_quick = sizes.into_iter().all(|n| n > 0 && n >> n.trailing_zeros() <= MAX_ODD);
+    is_direct && is_plain && is_quick && d.assistant.is_none()
 }
 
 /// Rotates the weights of a checkpoint. The head becomes a matrix of its own.

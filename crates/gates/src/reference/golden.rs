@@ -43,9 +43,11 @@ impl Golden {
 
     /// Turns the residual stream to that of the checkpoint with rotated weights.
     pub fn rotate_states(&mut self) {
-        for row in self.hidden_states.iter_mut().flatten().filter(|row| !row.is_empty()) {
-            Rotation::new(row.len()).rotate_rows(row);
-        }
+        let mut rows = self.hidden_states.iter_mut().flatten();
+        let Some(first) = rows.next().filter(|row| !row.is_empty()) else { return };
+        let rotation = Rotation::new(first.len());
+        rotation.rotate_rows(first);
+        rows.for_each(|row| rotation.rotate_rows(row));
     }
 
     /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits` and `decode_tokens`, and

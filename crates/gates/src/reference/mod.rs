@@ -55,7 +55,11 @@ pub fn run_with_progress(
     options: RunOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Golden> {
-    run_model(open(checkpoint, None)?.as_mut(), prompt_ids, decode_n, options, progress)
+    let mut golden = run_model(open(checkpoint, None)?.as_mut(), prompt_ids, decode_n, options, progress)?;
+    if checkpoint.variants.is_rotated {
+        golden.rotate_states();
+    }
+    Ok(golden)
 }
 
 fn run_model(
