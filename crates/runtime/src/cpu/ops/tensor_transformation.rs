@@ -201,9 +201,16 @@ fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
     }
 }
 
+/// Makes room for the place of each element of a result, and counts both.
+fn places_of(shape: &[usize]) -> OpResult<Vec<usize>> {
+    let n = count(shape)?;
+    // A place takes as much as two elements.
+    count(&[n, 3])?;
+    Ok(Vec::with_capacity(n))
+}
+
 fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
-    count(&s.shape)?;
-    let mut places = Vec::new();
+    let mut places = places_of(&s.shape)?;
     each_run(x, s, |offset, last| places.extend(last.iter().map(|l| offset + l)));
     copy_runs(x, &s.shape, 1, &places, out)
 }
@@ -289,7 +296,9 @@ pub(super) fn reverse_sequence(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResul
         let l = lengths[b] as usize;
         if s < l { k - s * own[seq] + (l - 1 - s) * own[seq] } else { k }
     };
-    copy_runs(x, &x.shape, 1, &(0..x.len()).map(from).collect::<Vec<_>>(), &mut out[0])
+    let mut places = places_of(&x.shape)?;
+    places.extend((0..x.len()).map(from));
+    copy_runs(x, &x.shape, 1, &places, &mut out[0])
 }
 
 pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
