@@ -371,7 +371,8 @@ impl<'a> CallGrammar<'a> {
             rest = match i as u64 {
                 0 => all,
                 i if i < least => format!("{comma} {all}"),
-                _ => format!("({comma} {all})?"),
+                // A rule of its own: groups within groups have a limit.
+                _ => format!("{}?", self.add(&format!("{comma} {all}"))),
             };
         }
         match (rest.is_empty(), least) {

@@ -112,7 +112,8 @@ pub fn branches<'s>(root: &'s Value, schema: &'s Value, keys: &[&str]) -> Vec<&'
 }
 
 fn named(name: &str) -> Types {
-    match name {
+    // Google's schemas have names in capitals.
+    match name.to_ascii_lowercase().as_str() {
         "null" => NULL,
         "boolean" => BOOLEAN,
         "integer" => INTEGER,
