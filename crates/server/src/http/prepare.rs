@@ -249,6 +249,19 @@ fn render_changed(
     let changes: [fn(&mut Vec<Value>) -> bool; 3] =
         [|messages| shorten_ids(messages), join_results, join_turns];
     let mut text = render(messages);
+    if text.is_ok() {
+        return text;
+    }
+    let given = messages.clone();
+    for change in changes {
+        if change(messages)
+            && let Ok(text) = render(messages)
+        {
+            return Ok(text);
+        }
+        messages.clone_from(&given);
+    }
+    // What one change does not mend, all of them may.
     for change in changes {
         if text.is_err() && change(messages) {
             text = render(messages).or(text);
@@ -313,7 +326,11 @@ fn join_turns(messages: &mut Vec<Value>) -> bool {
         is_changed = true;
     }
     messages.dedup_by(|next, last| {
-        let is_text = |message: &Value| message.get("tool_calls").is_none() && message["role"] != "tool";
+        // Thoughts, names and calls belong to one message.
+        let is_text = |message: &Value| {
+            let mut keys = message.as_object().into_iter().flat_map(|all| all.keys());
+            message["role"] != "tool" && keys.all(|key| key == "role" || key == "content")
+        };
         let joins = last["role"] == next["role"] && is_text(last) && is_text(next);
         if let (true, Value::String(text), Value::String(more)) =
             (joins, &mut last["content"], &next["content"])
