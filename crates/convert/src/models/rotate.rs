@@ -107,3 +107,18 @@ fn changes(d: &Decoder, prefix: &str) -> BTreeMap<String, TensorRotation> {
     all.insert(name(None, "head"), head);
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_a_large_odd_factor_are_not_rotated() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny-llama");
+        let decoder = describe(&super::super::load(path).unwrap()).unwrap();
+        for (hidden, is_quick) in [(2880, true), (2 * 1023, true), (2 * 1025, false), ((1 << 24) - 1, false)]
+        {
+            assert_eq!(can_rotate(&Decoder { hidden, ..decoder.clone() }), is_quick, "{hidden}");
+        }
+    }
+}
