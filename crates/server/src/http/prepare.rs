@@ -412,6 +412,13 @@ mod tests {
         render_changed(&mut turns, alternate).unwrap();
         let joined = [("system", "a\n\nb"), ("user", "c\n\nd"), ("assistant", "e")];
         assert_eq!(turns, joined.map(|(role, text)| message(role, text)));
+        // One change that suffices is the only one, and thoughts stay in their message.
+        let calls = json!({"role": "assistant", "tool_calls": [call("call_1".into())]});
+        let mut turns = vec![message("user", "a"), message("user", "b"), calls.clone()];
+        render_changed(&mut turns, alternate).unwrap();
+        assert_eq!(turns, [message("user", "a\n\nb"), calls]);
+        let thought = json!({"role": "assistant", "content": "x", "reasoning_content": "y"});
+        assert!(render_changed(&mut vec![thought.clone(), thought], alternate).is_err());
         let mut none = vec![json!({"role": "user", "content": "q"})];
         let error = render_changed(&mut none, |_| Err(ApiError::invalid("x"))).unwrap_err();
         assert_eq!((error.message.as_str(), none), ("x", vec![json!({"role": "user", "content": "q"})]));

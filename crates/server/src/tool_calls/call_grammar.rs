@@ -545,6 +545,10 @@ mod tests {
             });
             check(&named, &|value| format!("{{\"a\": {}}}", spaced(value)));
         }
+        // More items than groups may be nested.
+        let long =
+            of(json!({"type": "array", "prefixItems": vec![json!({"type": "integer"}); 40], "items": false}));
+        assert_eq!(fitting(&named, &long, &["{\"a\": [1, 2, 3]}"]).len(), 1);
         for (pattern, says) in [("(a", "unclosed group"), ("a(?=b)", "look-around")] {
             let parameters = json!({"properties": {"a": {"type": "string", "pattern": pattern}}});
             let tools = [("f", call_schema(&parameters))];

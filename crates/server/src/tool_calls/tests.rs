@@ -53,7 +53,7 @@ fn tools() -> Vec<Value> {
         "q": {"type": "string"}, "r": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
         "on": {"type": "boolean"}, "list": {"type": "array", "items": {"type": "string"}},
         "numbers": {"type": "array", "items": {"type": "integer"}}, "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-        "word": {"type": ["string", "null"]}, "o": {"$ref": "#/$defs/inner"}, "kind": {"enum": ["1", "a b"]}, "any": {},
+        "word": {"type": ["string", "null"]}, "CAPITALS": {"type": "INTEGER"}, "o": {"$ref": "#/$defs/inner"}, "kind": {"enum": ["1", "a b"]}, "any": {},
     });
     let mut first = tool("f", properties);
     first["function"]["parameters"]["$defs"] = json!({"inner": {"type": "object", "properties": {"k": {"type": "string"}, "n": {"type": "integer"}}}});
@@ -468,6 +468,10 @@ fn objects_are_read_as_models_write_them() {
                 Some(json!([["f", {"q": "null", "word": null}]])),
             ),
             ("<tool_call>\n<function=f>\n<parameter=q>\nx", Some(json!([["f", {"q": "x"}]]))),
+            (
+                "<function=f>\n<parameter=CAPITALS>\n5\n</parameter>\n</function>",
+                Some(json!([["f", {"CAPITALS": 5}]])),
+            ),
             ("<function=h>\n</function>", None),
         ],
     );
