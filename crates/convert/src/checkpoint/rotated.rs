@@ -118,6 +118,14 @@ impl RotatedTensor {
 /// Rows of a tensor that are rotated together; none until they are read.
 type RotatedRows = Arc<Mutex<Option<Arc<Vec<f32>>>>>;
 
+/// Rows that are kept.
+struct KeptRows {
+    tensor: String,
+    group: u64,
+    elements: usize,
+    rows: RotatedRows,
+}
+
 /// Rotated tensors of another source.
 struct Rotated {
     inner: Box<dyn TensorSource>,
@@ -125,8 +133,8 @@ struct Rotated {
     changes: BTreeMap<String, RotatedTensor>,
     /// Most elements of rows that are kept.
     most_kept: usize,
-    /// Groups of rows that were read last, by tensor and group, with their elements. The last one used is at the end.
-    kept: Mutex<Vec<((String, u64), usize, RotatedRows)>>,
+    /// Groups of rows that were read last. The last one used is at the end.
+    kept: Mutex<Vec<KeptRows>>,
 }
 
 impl Rotated {
@@ -134,7 +142,7 @@ impl Rotated {
     fn group(&self, name: &str, tensor: &RotatedTensor, group: u64) -> Result<Arc<Vec<f32>>> {
         let rows = match tensor.group {
             1 => RotatedRows::default(),
-            _ => self.kept_rows((name.to_string(), group), tensor.elements()),
+            _ => self.kept_rows(name, group, tensor.elements()),
         };
         let mut values = locked(&rows);
         if let Some(there) = &*values {
@@ -146,15 +154,15 @@ impl Rotated {
     }
 
     /// Returns the place of rows that are kept.
-    fn kept_rows(&self, key: (String, u64), elements: usize) -> RotatedRows {
+    fn kept_rows(&self, tensor: &str, group: u64, elements: usize) -> RotatedRows {
         let mut kept = locked(&self.kept);
-        let found = match kept.iter().position(|(k, ..)| *k == key) {
+        let found = match kept.iter().position(|k| k.tensor == tensor && k.group == group) {
             Some(i) => kept.remove(i),
-            None => (key, elements, RotatedRows::default()),
+            None => KeptRows { tensor: tensor.to_string(), group, elements, rows: RotatedRows::default() },
         };
-        let rows = Arc::clone(&found.2);
+        let rows = Arc::clone(&found.rows);
         kept.push(found);
-        while kept.iter().map(|(_, elements, _)| elements).sum::<usize>() > self.most_kept {
+        while kept.iter().map(|k| k.elements).sum::<usize>() > self.most_kept {
             kept.remove(0);
         }
         rows
