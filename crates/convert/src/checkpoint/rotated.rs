@@ -118,8 +118,8 @@ impl RotatedTensor {
 /// Rows of a tensor that are rotated together; none until they are read.
 type RotatedRows = Arc<Mutex<Option<Arc<Vec<f32>>>>>;
 
-/// Rows that are kept.
-struct KeptRows {
+/// A group of rows that is kept.
+struct RotatedGroup {
     tensor: String,
     group: u64,
     elements: usize,
@@ -134,7 +134,7 @@ struct Rotated {
     /// Most elements of rows that are kept.
     most_kept: usize,
     /// Groups of rows that were read last. The last one used is at the end.
-    kept: Mutex<Vec<KeptRows>>,
+    kept: Mutex<Vec<RotatedGroup>>,
 }
 
 impl Rotated {
@@ -158,7 +158,9 @@ impl Rotated {
         let mut kept = locked(&self.kept);
         let found = match kept.iter().position(|k| k.tensor == tensor && k.group == group) {
             Some(i) => kept.remove(i),
-            None => KeptRows { tensor: tensor.to_string(), group, elements, rows: RotatedRows::default() },
+            None => {
+                RotatedGroup { tensor: tensor.to_string(), group, elements, rows: RotatedRows::default() }
+            }
         };
         let rows = Arc::clone(&found.rows);
         kept.push(found);
