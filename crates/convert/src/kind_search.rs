@@ -15,7 +15,7 @@ use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Metrics};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits, TensorChoice};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Kinds that are tried. `int4-block` is left out: scales per block along the inputs gave wrong results on the ANE
 /// (reported for group 32; palettized weights of the same model were right). Asymmetric kinds are left out: no
@@ -34,13 +34,17 @@ pub const KINDS: [Quant; 8] = [
 /// Weights of a tensor that are compressed to measure a kind, where all would take too long.
 const SAMPLE: u64 = 1 << 19;
 
-/// A tensor whose matrices get one kind.
+/// Matrices that get one kind: those of a tensor, or of some experts of a stacked tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// Checkpoint tensor without its prefix.
     pub tensor: String,
     /// Part of the model.
     pub part: String,
+    /// The experts, ascending; empty for all of a tensor.
+    pub experts: Vec<usize>,
+    /// The matrices, in the order of their places in the tensor.
+    pub matrices: Vec<MatrixPlan>,
     /// Kinds with their bytes and errors, in the order of [`KINDS`]; behind them the kind of the tensor's lattice.
     pub candidates: Vec<Candidate>,
     /// Loss per unit of output error.
@@ -92,32 +96,69 @@ pub struct ExpertUse {
 /// free.
 const PRIOR_TOKENS: f64 = 8.0;
 
-/// Sets, for each group, the share of the tensor's bytes that a token reads, from the experts that tokens chose.
-/// Without counts all experts are taken to be chosen equally often.
-pub fn share_reads(plan: &Plan, groups: &mut [Group], used: Option<&ExpertUse>) {
-    let average = plan.totals.experts_per_token as f64 / (plan.totals.experts as f64).max(1.0);
-    let share = |layer: Option<usize>, expert: Option<usize>| {
-        let counts = used.and_then(|u| Some((u, u.chosen.get(layer?)?.get(expert?)?)));
-        counts
-            .map_or(average, |(u, &n)| (n as f64 + PRIOR_TOKENS * average) / (u.tokens as f64 + PRIOR_TOKENS))
-    };
-    let mut sums: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
-    for shard in &plan.shards {
-        for m in &shard.matrices {
-            let read = match m.part.as_str() {
-                "experts" => share(m.layer(), m.expert()),
-                _ => 1.0,
-            };
-            let (sum, weights) = sums.entry((&m.tensor, &m.part)).or_default();
-            *sum += read * m.weights() as f64;
-            *weights += m.weights() as f64;
-        }
+impl ExpertUse {
+    /// Returns the share of tokens that chose an expert of a layer, see [`PRIOR_TOKENS`]; `average` where the layer or
+    /// the expert is not known.
+    fn share(&self, layer: Option<usize>, expert: Option<usize>, average: f64) -> f64 {
+        let count = layer.zip(expert).and_then(|(l, e)| self.chosen.get(l)?.get(e));
+        let share = |&n: &u64| (n as f64 + PRIOR_TOKENS * average) / (self.tokens as f64 + PRIOR_TOKENS);
+        count.map_or(average, share)
     }
+}
+
+/// Returns the share of tokens that choose an expert, if all were chosen equally often.
+fn average_use(plan: &Plan) -> f64 {
+    plan.totals.experts_per_token as f64 / (plan.totals.experts as f64).max(1.0)
+}
+
+/// Sets, for each group, the share of its bytes that a token reads, from the experts that tokens chose.
+pub fn share_reads(plan: &Plan, groups: &mut [Group], used: &ExpertUse) {
+    let average = average_use(plan);
+    for group in groups.iter_mut().filter(|g| g.part == "experts") {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for m in &group.matrices {
+            sum += used.share(m.layer(), m.expert(), average) * m.weights() as f64;
+            weights += m.weights() as f64;
+        }
+        group.read = sum / f64::max(weights, 1.0);
+    }
+}
+
+/// Classes of experts of a stacked tensor that may get kinds of their own.
+const EXPERT_CLASSES: usize = 4;
+
+/// Divides groups of stacked tensors, whose experts lie in matrices of their own, by how often tokens chose the experts:
+/// what an expert loses counts for the tokens that choose it, and its bytes always.
+pub fn divide_by_use(plan: &Plan, groups: Vec<Group>, used: &ExpertUse) -> Vec<Group> {
+    let average = average_use(plan);
+    let mut divided = Vec::new();
     for group in groups {
-        if let Some((sum, weights)) = sums.get(&(group.tensor.as_str(), group.part.as_str())) {
-            group.read = sum / weights.max(1.0);
+        let experts: Option<BTreeSet<usize>> = group.matrices.iter().map(MatrixPlan::expert).collect();
+        let mut experts: Vec<usize> = experts.unwrap_or_default().into_iter().collect();
+        let layer = group.matrices.first().and_then(MatrixPlan::layer);
+        // Matrices of a bank share a scale.
+        if experts.len() < 2 || group.part != "experts" || group.matrices.iter().any(|m| m.bank) {
+            divided.push(group);
+            continue;
+        }
+        let share = |expert: usize| used.share(layer, Some(expert), average);
+        experts.sort_by(|&a, &b| share(a).total_cmp(&share(b)));
+        for class in experts.chunks(experts.len().div_ceil(EXPERT_CLASSES)) {
+            let mut own = Group { experts: class.to_vec(), ..group.clone() };
+            own.experts.sort_unstable();
+            own.matrices.retain(|m| m.expert().is_some_and(|e| own.experts.contains(&e)));
+            for c in &mut own.candidates {
+                c.bytes = bytes(&own.matrices, c.kind, plan.options.groups);
+            }
+            divided.push(own);
         }
     }
+    divided
+}
+
+/// Returns the bytes of matrices in a kind.
+fn bytes(matrices: &[MatrixPlan], kind: Quant, groups: Groups) -> u64 {
+    matrices.iter().map(|m| MatrixQuant::resolve(kind, groups, m.rows, m.cols).bytes(m.rows, m.cols)).sum()
 }
 
 /// Kind that a tensor may get, with its bytes and its error.
@@ -131,12 +172,13 @@ pub struct Candidate {
     pub error: f64,
 }
 
-/// Returns the matrices of a plan by tensor and part of the model.
+/// Returns the matrices of a plan by tensor and part of the model, in the order of their places in the tensor.
 pub fn matrices(plan: &Plan) -> BTreeMap<(String, String), Vec<MatrixPlan>> {
     let mut all: BTreeMap<(String, String), Vec<MatrixPlan>> = BTreeMap::new();
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
         all.entry((m.tensor.clone(), m.part.clone())).or_default().push(m.clone());
     }
+    all.values_mut().for_each(|own| own.sort_by_key(|m| m.offset));
     all
 }
 
@@ -165,7 +207,7 @@ pub fn measure(
         let exact = Lattice::of_tensor(family, &matrices).map(Lattice::kind);
         for kind in KINDS.into_iter().chain(exact) {
             let resolve = |m: &MatrixPlan| MatrixQuant::resolve(kind, plan.options.groups, m.rows, m.cols);
-            let bytes = matrices.iter().map(|m| resolve(m).bytes(m.rows, m.cols)).sum();
+            let bytes = bytes(&matrices, kind, plan.options.groups);
             let mut metrics = Metrics::default();
             for m in &parts {
                 let m = MatrixPlan { quant: resolve(m), ..m.clone() };
@@ -176,7 +218,17 @@ pub fn measure(
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
         }
-        groups.push(Group { tensor, part, candidates, sensitivity: 1.0, read: 1.0 });
+        let average = average_use(plan);
+        let read = if part == "experts" { average } else { 1.0 };
+        groups.push(Group {
+            tensor,
+            part,
+            experts: Vec::new(),
+            matrices,
+            candidates,
+            sensitivity: 1.0,
+            read,
+        });
         progress(done, total);
     }
     if groups.is_empty() {
@@ -185,8 +237,8 @@ pub fn measure(
     Ok(groups)
 }
 
-/// Compresses the matrices of a tensor and decodes them again: returns values in the tensor's order, and compressed
-/// bytes.
+/// Compresses matrices of a tensor and decodes them again: returns their values, one matrix behind the other, and
+/// compressed bytes.
 ///
 /// # Errors
 /// The checkpoint cannot be read, or the importances do not fit.
@@ -197,10 +249,8 @@ pub fn decoded(
     groups: Groups,
     importance: Option<&Importance>,
 ) -> Result<(Vec<f32>, u64)> {
-    let mut order: Vec<&MatrixPlan> = matrices.iter().collect();
-    order.sort_by_key(|m| m.offset);
     let (mut values, mut bytes) = (Vec::new(), 0);
-    for m in order {
+    for m in matrices {
         let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
         let m = MatrixPlan { quant, ..m.clone() };
         let mut packed = Vec::new();
@@ -337,13 +387,34 @@ pub fn within(groups: &[Group], limit: u64, objective: Objective) -> Result<Choi
     Ok(choice)
 }
 
-/// Returns the kinds of a choice by tensor and part.
-pub fn kinds(groups: &[Group], choice: &Choice) -> BTreeMap<(String, String), Quant> {
-    groups
-        .iter()
-        .zip(choice)
-        .map(|(g, &i)| ((g.tensor.clone(), g.part.clone()), g.candidates[i].kind))
-        .collect()
+/// Kinds by tensor, part of the model, and expert where experts of a tensor have kinds of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kinds(BTreeMap<(String, String, Option<usize>), Quant>);
+
+impl Kinds {
+    /// Sets the kind of a tensor, or of some of its experts.
+    pub fn set(&mut self, tensor: &str, part: &str, experts: &[usize], kind: Quant) {
+        let key = |expert| (tensor.to_string(), part.to_string(), expert);
+        match experts {
+            [] => self.0.extend([(key(None), kind)]),
+            experts => self.0.extend(experts.iter().map(|&e| (key(Some(e)), kind))),
+        }
+    }
+
+    /// Returns the kind of a matrix; none where nothing was chosen for it.
+    pub fn of(&self, m: &MatrixPlan) -> Option<Quant> {
+        let of = |expert| self.0.get(&(m.tensor.clone(), m.part.clone(), expert)).copied();
+        of(None).or_else(|| of(Some(m.expert()?)))
+    }
+}
+
+/// Returns the kinds of a choice.
+pub fn kinds(groups: &[Group], choice: &Choice) -> Kinds {
+    let mut kinds = Kinds::default();
+    for (g, &i) in groups.iter().zip(choice) {
+        kinds.set(&g.tensor, &g.part, &g.experts, g.candidates[i].kind);
+    }
+    kinds
 }
 
 /// Explains a choice for every tensor: what the neighbouring kinds would cost or gain.
@@ -388,6 +459,7 @@ pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
             TensorChoice {
                 tensor: g.tensor.clone(),
                 part: g.part.clone(),
+                experts: g.experts.clone(),
                 kind: own.kind.to_string(),
                 bytes: own.bytes,
                 output_error: own.error,
@@ -402,12 +474,9 @@ pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
 ///
 /// # Errors
 /// A shard becomes larger than the options allow.
-pub fn apply(plan: &mut Plan, kinds: &BTreeMap<(String, String), Quant>) -> Result<()> {
+pub fn apply(plan: &mut Plan, kinds: &Kinds) -> Result<()> {
     let groups: Groups = plan.options.groups;
-    plan.requantize(|m| {
-        let kind = kinds.get(&(m.tensor.clone(), m.part.clone()))?;
-        Some(MatrixQuant::resolve(*kind, groups, m.rows, m.cols))
-    })
+    plan.requantize(|m| Some(MatrixQuant::resolve(kinds.of(m)?, groups, m.rows, m.cols)))
 }
 
 #[cfg(test)]
@@ -430,7 +499,8 @@ mod tests {
             .zip(KINDS)
             .map(|(&(bytes, error), kind)| Candidate { kind, bytes, error })
             .collect();
-        Group { tensor: "t".into(), part: "experts".into(), candidates, sensitivity, read: 1.0 }
+        let (tensor, part) = ("t".into(), "experts".into());
+        Group { tensor, part, experts: vec![], matrices: vec![], candidates, sensitivity, read: 1.0 }
     }
 
     #[test]
@@ -469,6 +539,43 @@ mod tests {
         assert_eq!(within(&groups, 3, Objective::Speed).unwrap(), [0, 1]);
         let refused = within(&groups, 1, Objective::Speed).unwrap_err().to_string();
         assert!(refused.contains("reads for each token 2 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn experts_are_divided_by_use() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny-gemma4-moe");
+        let family = crate::models::open(crate::models::load(&path).unwrap()).unwrap();
+        let plan = family.plan(&Default::default()).unwrap();
+        let groups = measure(&family, &plan, None, true, &mut |_, _| ()).unwrap();
+        let experts = plan.totals.experts as usize;
+        // The last expert is chosen most often.
+        let chosen = vec![(0..experts as u64).map(|e| e * e * 10).collect(); family.decoder.layers.len()];
+        let used = ExpertUse { chosen, tokens: 1000 };
+        let mut divided = divide_by_use(&plan, groups.clone(), &used);
+        share_reads(&plan, &mut divided, &used);
+        assert_eq!(cost(&groups, &vec![2; groups.len()], Objective::Size), {
+            cost(&divided, &vec![2; divided.len()], Objective::Size)
+        });
+        let own: Vec<&Group> = divided.iter().filter(|g| g.tensor == "layers.0.experts.down_proj").collect();
+        assert_eq!(own.len(), EXPERT_CLASSES.min(experts));
+        assert_eq!(
+            own.iter().flat_map(|g| g.experts.clone()).collect::<Vec<_>>(),
+            (0..experts).collect::<Vec<_>>()
+        );
+        assert!(own.windows(2).all(|pair| pair[0].read < pair[1].read), "{own:?}");
+        let choice = divided.iter().map(|g| usize::from(g.experts.contains(&(experts - 1)))).collect();
+        let kinds = kinds(&divided, &choice);
+        let mut changed = plan.clone();
+        apply(&mut changed, &kinds).unwrap();
+        let of_experts = changed.shards.iter().flat_map(|s| &s.matrices).filter(|m| m.part == "experts");
+        for m in of_experts {
+            let kind =
+                if own.last().unwrap().experts.contains(&m.expert().unwrap()) { KINDS[1] } else { KINDS[0] };
+            assert_eq!(
+                (kinds.of(m), m.quant),
+                (Some(kind), MatrixQuant::resolve(kind, plan.options.groups, m.rows, m.cols))
+            );
+        }
     }
 
     proptest! {

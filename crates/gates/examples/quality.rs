@@ -9,7 +9,7 @@ use anemoe_convert::kind_search::Objective;
 use anemoe_convert::kind_search::{KINDS, decoded, matrices};
 use anemoe_convert::models;
 use anemoe_convert::models::Family;
-use anemoe_convert::plan::{Plan, PlanOptions};
+use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose_each};
 use anemoe_gates::calibrate::moments;
@@ -73,16 +73,20 @@ impl Bench<'_> {
     fn compressed(
         &self,
         importance: Option<&Importance>,
-        kind: impl Fn(&str, &str) -> Quant,
+        kind: impl Fn(&MatrixPlan) -> Quant,
     ) -> Result<(Probe, u64)> {
         let (mut probe, mut bytes) = (Probe::default(), 0);
         for ((tensor, part), all) in matrices(self.plan) {
             if part == "router" {
                 continue;
             }
-            let (values, size) =
-                decoded(self.family, &all, kind(&tensor, &part), Groups::default(), importance)?;
-            bytes += size;
+            let mut values = Vec::new();
+            for m in &all {
+                let (own, size) =
+                    decoded(self.family, std::slice::from_ref(m), kind(m), Groups::default(), importance)?;
+                values.extend(own);
+                bytes += size;
+            }
             let name = if part == "head" { HEAD.to_string() } else { tensor };
             probe.replaced.insert(name, Arc::new(values));
         }
@@ -148,7 +152,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     let mut uniform = Vec::new();
     for kind in KINDS.into_iter().filter(|k| *k != Quant::Fp16).chain([int4, uniform4]) {
         for (name, importance) in [("no", None), ("yes", Some(&importance))] {
-            let (probe, bytes) = bench.compressed(importance, |_, _| kind)?;
+            let (probe, bytes) = bench.compressed(importance, |_| kind)?;
             let f = bench.figures(&reference, &probe)?;
             row(&kind.to_string(), bytes, name, &f);
             if importance.is_none() {
@@ -172,8 +176,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     let chosen = choose_each(&search, &plan, &goals, &mut |_, _, _| {})?;
     for ((kind, limit, f), (_, kinds)) in uniform.iter().zip(&chosen) {
         line(&kind.to_string(), *limit, f);
-        let kind = |tensor: &str, part: &str| kinds[&(tensor.to_string(), part.to_string())];
-        let (probe, bytes) = bench.compressed(None, kind)?;
+        let (probe, bytes) = bench.compressed(None, |m| kinds.of(m).unwrap_or(Quant::Fp16))?;
         line("auto", bytes, &bench.figures(&reference, &probe)?);
     }
     Ok(())

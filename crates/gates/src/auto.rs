@@ -7,7 +7,7 @@ use crate::text_feedback::Candidates;
 use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
-use anemoe_convert::kind_search::{self, Choice, ExpertUse, Group, KINDS, Objective};
+use anemoe_convert::kind_search::{self, Choice, Group, KINDS, Kinds, Objective};
 use anemoe_convert::models::{BY_NORM, Family};
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
@@ -100,7 +100,6 @@ struct CompressedRuns<'a, 'b> {
     plan: &'a Plan,
     groups: &'a [Group],
     tensors: &'a [ReplacedTensor],
-    matrices: &'a BTreeMap<(String, String), Vec<MatrixPlan>>,
     /// Values of groups in their kinds: of all groups of a small model, else of one layer.
     decoded: BTreeMap<(usize, usize), Arc<Vec<f32>>>,
     /// Is called after each layer of many runs.
@@ -113,10 +112,9 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         plan: &'a Plan,
         groups: &'a [Group],
         tensors: &'a [ReplacedTensor],
-        matrices: &'a BTreeMap<(String, String), Vec<MatrixPlan>>,
         tick: &'b dyn Fn(),
     ) -> Self {
-        CompressedRuns { search, plan, groups, tensors, matrices, decoded: BTreeMap::new(), tick }
+        CompressedRuns { search, plan, groups, tensors, decoded: BTreeMap::new(), tick }
     }
 
     /// Returns the values of a group's tensor in one of its kinds; behind these stands GGUF's Q4_0.
@@ -132,27 +130,23 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
             }
         }
         let own = &self.groups[group];
-        let key = (own.tensor.clone(), own.part.clone());
-        let matrices = &self.matrices[&key];
         let values = match own.candidates.get(candidate).map(|c| c.kind) {
-            None => self.in_q4(matrices)?,
-            Some(kind) => match self.search.candidates.map(|c| c.values(&key, kind)).transpose()?.flatten() {
+            None => self.in_q4(&own.matrices)?,
+            Some(kind) => match self.search.candidates.map(|c| c.values(own, kind)).transpose()?.flatten() {
                 Some(for_text) => for_text,
                 None => {
                     let (family, groups) = (self.search.family, self.plan.options.groups);
-                    kind_search::decoded(family, matrices, kind, groups, self.search.importance)?.0
+                    kind_search::decoded(family, &own.matrices, kind, groups, self.search.importance)?.0
                 }
             },
         };
-        let values = Arc::new(self.in_order(&key.0, values)?);
+        let values = Arc::new(self.in_order(&own.tensor, values)?);
         self.decoded.insert((group, candidate), values.clone());
         Ok(values)
     }
 
-    /// Returns the values of a tensor in GGUF's Q4_0.
+    /// Returns the values of matrices in GGUF's Q4_0.
     fn in_q4(&self, matrices: &[MatrixPlan]) -> Result<Vec<f32>> {
-        let mut matrices: Vec<&MatrixPlan> = matrices.iter().collect();
-        matrices.sort_by_key(|m| m.offset);
         let mut values = Vec::new();
         for m in matrices {
             let mut own = vec![0f32; m.weights() as usize];
@@ -175,12 +169,14 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         Ok(out)
     }
 
-    /// Runs the model once for each of `runs`, and measures the distances; counts the experts that its tokens choose.
-    fn of_runs(&mut self, runs: &[ReplacedSet]) -> Result<(Vec<Distance>, ExpertUse)> {
+    /// Runs the model once for each of `runs`, and measures the distances.
+    fn of_runs(&mut self, runs: &[ReplacedSet]) -> Result<Vec<Distance>> {
         let (tensors, tick) = (self.tensors, self.tick);
         let (checkpoint, windows) = (self.search.checkpoint, self.search.windows);
         let model = ManyRuns { checkpoint, tensors, windows };
-        model.distances(runs, &mut |group, candidate| self.values(group, candidate), &mut || tick())
+        let run =
+            model.distances(runs, &mut |group, candidate| self.values(group, candidate), &mut || tick());
+        Ok(run?.0)
     }
 
     /// Runs the model once for each of `choices`, and measures the distances.
@@ -192,7 +188,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
             choice.iter().enumerate().map(|(g, &c)| Some(c).filter(|&c| !is_own(g, c))).collect()
         };
         let runs: Vec<ReplacedSet> = choices.iter().map(run).collect();
-        Ok(self.of_runs(&runs)?.0)
+        self.of_runs(&runs)
     }
 }
 
@@ -212,9 +208,6 @@ pub fn choose(
     kind_search::apply(plan, &kinds)?;
     Ok(choice)
 }
-
-/// Kinds by tensor and part of the model.
-pub type Kinds = BTreeMap<(String, String), Quant>;
 
 /// Chooses kinds like [`choose`] for several goals, with one set of measurements. The plan stays as it is.
 ///
@@ -243,15 +236,8 @@ pub fn choose_each(
         if is_large { "part of a layer" } else { "tensor" },
         if search.candidates.is_some() { ", compressed for a text" } else { "" }
     );
-    let matrices = kind_search::matrices(plan);
-    let tensor = |g: &Group| {
-        let layer = matrices[&(g.tensor.clone(), g.part.clone())].first().and_then(MatrixPlan::layer);
-        let name = if g.part == "head" { HEAD.to_string() } else { g.tensor.clone() };
-        ReplacedTensor { layer, name }
-    };
-    let tensors: Vec<ReplacedTensor> = groups.iter().map(tensor).collect();
     let more = if search.candidates.is_some() { 2 } else { 0 };
-    let passes = 2 + (ROUNDS + more) * goals.len();
+    let passes = 3 + (ROUNDS + more) * goals.len();
     let steps = passes * (search.family.decoder.layers.len() + 1);
     let state = std::cell::RefCell::new((0, progress));
     let tick = || {
@@ -259,15 +245,26 @@ pub fn choose_each(
         *done += 1;
         progress("layers", *done, steps);
     };
+    let own = ManyRuns { checkpoint: search.checkpoint, tensors: &[], windows: search.windows };
+    let no_values = &mut |_, _| Err(Error::usage("a run without replaced tensors asked for one"));
+    let (_, used) = own.distances(&[], no_values, &mut || tick())?;
+    // For speed, what an expert loses and what it costs grow alike with its use.
+    if goals.iter().any(|g| g.objective == Objective::Size) {
+        groups = kind_search::divide_by_use(plan, groups, &used);
+    }
+    kind_search::share_reads(plan, &mut groups, &used);
+    let tensor = |g: &Group| {
+        let layer = g.matrices.first().and_then(MatrixPlan::layer);
+        let name = if g.part == "head" { HEAD.to_string() } else { g.tensor.clone() };
+        ReplacedTensor { layer, name, experts: g.experts.clone() }
+    };
+    let tensors: Vec<ReplacedTensor> = groups.iter().map(tensor).collect();
     let sensitivity = {
         let of = groups.clone();
-        let mut model = CompressedRuns::new(search, plan, &of, &tensors, &matrices, &tick);
-        let (found, used) = sensitivities(&mut model)?;
-        kind_search::share_reads(plan, &mut groups, Some(&used));
-        found
+        sensitivities(&mut CompressedRuns::new(search, plan, &of, &tensors, &tick))?
     };
     groups.iter_mut().zip(sensitivity).for_each(|(g, found)| g.sensitivity = found);
-    let model = &mut CompressedRuns::new(search, plan, &groups, &tensors, &matrices, &tick);
+    let model = &mut CompressedRuns::new(search, plan, &groups, &tensors, &tick);
     let mut same: Vec<Choice> = (0..KINDS.len()).map(|k| vec![k; groups.len()]).collect();
     // Behind the candidates of a group stands Q4_0.
     same.push(groups.iter().map(|g| g.candidates.len()).collect());
@@ -309,30 +306,32 @@ pub fn choose_each(
 }
 
 /// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with [`PROBE_KIND`];
-/// of larger models, all tensors of a layer's part at a time. Counts the experts that tokens choose.
-fn sensitivities(model: &mut CompressedRuns<'_, '_>) -> Result<(Vec<f64>, ExpertUse)> {
+/// of larger models, all tensors of a layer's part at a time, which share it by how often they are read.
+fn sensitivities(model: &mut CompressedRuns<'_, '_>) -> Result<Vec<f64>> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
-    let mut together: BTreeMap<(Option<usize>, &str, &str), Vec<usize>> = BTreeMap::new();
+    let mut together: BTreeMap<(Option<usize>, &str, &str, &[usize]), Vec<usize>> = BTreeMap::new();
     for (g, group) in model.groups.iter().enumerate() {
-        let own = if model.plan.totals.params > MAX_WHOLE { "" } else { &group.tensor };
-        together.entry((model.tensors[g].layer, &group.part, own)).or_default().push(g);
+        let is_large = model.plan.totals.params > MAX_WHOLE;
+        let (tensor, experts) = if is_large { ("", &[][..]) } else { (&*group.tensor, &*group.experts) };
+        together.entry((model.tensors[g].layer, &group.part, tensor, experts)).or_default().push(g);
     }
     let members: Vec<Vec<usize>> = together.into_values().collect();
     let run = |members: &Vec<usize>| -> ReplacedSet {
         (0..model.groups.len()).map(|g| members.contains(&g).then_some(probe)).collect()
     };
     let runs: Vec<ReplacedSet> = members.iter().map(run).collect();
-    let (distances, used) = model.of_runs(&runs)?;
+    let distances = model.of_runs(&runs)?;
     let mut found = vec![0.0; model.groups.len()];
     for (members, distance) in members.iter().zip(distances) {
-        let error: f64 = members.iter().map(|&g| model.groups[g].candidates[probe].error).sum();
+        let part = |g: usize| model.groups[g].read * model.groups[g].experts.len().max(1) as f64;
+        let error: f64 = members.iter().map(|&g| part(g) * model.groups[g].candidates[probe].error).sum();
         let sensitivity = if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 };
-        members.iter().for_each(|&g| found[g] = sensitivity);
+        members.iter().for_each(|&g| found[g] = sensitivity * part(g));
     }
     // No tensor gets less than 1 % of the mean: one without an effect on this text may have an effect on others.
     let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
     found.iter_mut().for_each(|f| *f = f.max(0.01 * typical));
-    Ok((found, used))
+    Ok(found)
 }
 
 type Uniform = (Choice, Distance, Quant);

@@ -43,6 +43,8 @@ pub struct ReplacedTensor {
     pub layer: Option<usize>,
     /// Name without the checkpoint's prefix; [`HEAD`](crate::reference::HEAD) for the head.
     pub name: String,
+    /// Experts of a stacked tensor that are replaced, ascending; empty for the whole tensor.
+    pub experts: Vec<usize>,
 }
 
 /// Replacements of a run: for each tensor, which one; none for the checkpoint's own weights.
@@ -155,7 +157,15 @@ impl ManyRuns<'_> {
     fn probe(&self, replaced: &Replaced, values: &mut Replacements<'_>) -> Result<Probe> {
         let mut probe = Probe::default();
         for &(tensor, replacement) in replaced {
-            probe.replaced.insert(self.tensors[tensor].name.clone(), values(tensor, replacement)?);
+            let ReplacedTensor { name, experts, .. } = &self.tensors[tensor];
+            let new = values(tensor, replacement)?;
+            if experts.is_empty() {
+                probe.replaced.insert(name.clone(), new);
+                continue;
+            }
+            for (&expert, own) in experts.iter().zip(new.chunks_exact(new.len() / experts.len())) {
+                probe.replaced_experts.insert((name.clone(), expert), Arc::new(own.to_vec()));
+            }
         }
         Ok(probe)
     }
@@ -241,7 +251,7 @@ mod tests {
                 let mut read = vec![0f32; weights as usize];
                 family.read(&tensor, 0..weights, &mut read).unwrap();
                 let name = if is_head { crate::reference::HEAD.to_string() } else { tensor };
-                tensors.push(ReplacedTensor { layer, name });
+                tensors.push(ReplacedTensor { layer, name, experts: vec![] });
                 values.push(Arc::new(coarse(&read)));
             }
             assert!(tensors.len() > 4, "{name}: {tensors:?}");
@@ -283,6 +293,38 @@ mod tests {
                 );
                 assert!((alone.min - found.min).abs() < 1e-5 && (alone.mean - found.mean).abs() < 1e-5);
             }
+        }
+    }
+
+    #[test]
+    fn experts_replaced_apart_are_as_their_whole_tensor() {
+        for name in ["gemma4-moe", "zaya"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../fixtures/tiny-{name}"));
+            let checkpoint = models::load(&path).unwrap();
+            let family = models::open(models::load(&path).unwrap()).unwrap();
+            let plan = family.plan(&PlanOptions::default()).unwrap();
+            let ((tensor, _), own) =
+                matrices(&plan).into_iter().find(|((t, _), _)| t.ends_with("experts.down_proj")).unwrap();
+            let mut read = vec![0f32; own.iter().map(|m| m.weights() as usize).sum()];
+            family.read(&tensor, 0..read.len() as u64, &mut read).unwrap();
+            let (coarse, n) = (coarse(&read), own.len());
+            let part = |experts: &[usize]| -> Vec<f32> {
+                let each = read.len() / n;
+                experts.iter().flat_map(|&e| coarse[e * each..][..each].to_vec()).collect()
+            };
+            let (odd, even): (Vec<usize>, Vec<usize>) = (0..n).partition(|e| e % 2 == 1);
+            let values = [coarse.clone(), part(&odd), part(&even)].map(Arc::new);
+            let tensors = [vec![], odd, even].map(|experts| ReplacedTensor {
+                layer: own[0].layer(),
+                name: tensor.clone(),
+                experts,
+            });
+            let windows = vec![vec![2, 7, 19, 33, 5], vec![2, 90, 91]];
+            let model = ManyRuns { checkpoint: &checkpoint, tensors: &tensors, windows: &windows };
+            let runs = [[true, false, false], [false, true, true], [false, true, false]];
+            let runs = runs.map(|run| run.map(|is| is.then_some(0)).to_vec());
+            let (found, _) = model.distances(&runs, &mut |t, _| Ok(values[t].clone()), &mut || ()).unwrap();
+            assert!(found[0].loss > 0.0 && found[0] == found[1] && found[2] != found[0], "{name}: {found:?}");
         }
     }
 

@@ -16,7 +16,7 @@ use anemoe_bundle::IndexBits;
 use anemoe_convert::build::{check_interrupted, check_scratch};
 use anemoe_convert::checkpoint::MOST_KEPT;
 use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
-use anemoe_convert::kind_search;
+use anemoe_convert::kind_search::{self, Group};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
@@ -252,18 +252,17 @@ impl Candidates {
         Ok(Candidates { folder, plans })
     }
 
-    /// Returns the values of a tensor's matrices in a kind, in the order of their places; none where the kind, or this
+    /// Returns the values of a group's matrices in a kind, in the order of their places; none where the kind, or this
     /// tensor in it, was not compressed for the text.
     ///
     /// # Errors
     /// A temporary file cannot be read.
-    pub fn values(&self, key: &(String, String), kind: Quant) -> Result<Option<Vec<f32>>> {
+    pub fn values(&self, group: &Group, kind: Quant) -> Result<Option<Vec<f32>>> {
         let Some((_, plan)) = self.plans.iter().find(|(quant, _)| *quant == kind) else { return Ok(None) };
         let store = CompressedMatrices::new(&self.folder.path().join(kind.to_string()));
-        let mut matrices: Vec<&MatrixPlan> = plan.get(key).into_iter().flatten().collect();
-        matrices.sort_by_key(|m| m.offset);
+        let matrices = plan.get(&(group.tensor.clone(), group.part.clone())).into_iter().flatten();
         let mut values = Vec::new();
-        for m in matrices {
+        for m in matrices.filter(|m| group.matrices.iter().any(|own| own.offset == m.offset)) {
             let Some(c) = store.read(m)? else { return Ok(None) };
             values.extend(decoded(m, &c)?);
         }

@@ -77,6 +77,9 @@ pub struct TensorChoice {
     pub tensor: String,
     /// Part of the model that the tensor belongs to.
     pub part: String,
+    /// Experts of a stacked tensor that the kind is for; empty for all of the tensor.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub experts: Vec<usize>,
     /// Compression kind, for instance `lut4`.
     pub kind: String,
     /// Bytes of the compressed tensor.

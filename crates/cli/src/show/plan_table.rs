@@ -85,7 +85,11 @@ fn print_choice(auto: &AutoChoice, ui: &Ui) -> io::Result<()> {
     ui.line(format!("\nkinds chosen for {} on {}", auto.goal, auto.measured_on))?;
     let rows = auto.tensors.iter().map(|t| {
         let numbers = [t.output_error, t.sensitivity].map(|x| format!("{x:.2e}"));
-        [&[t.tensor.clone(), t.part.clone(), t.kind.clone(), ui::bytes(t.bytes)], &numbers[..]].concat()
+        let name = match t.experts.len() {
+            0 => t.tensor.clone(),
+            n => format!("{}: {n} experts", t.tensor),
+        };
+        [&[name, t.part.clone(), t.kind.clone(), ui::bytes(t.bytes)], &numbers[..]].concat()
     });
     let headings = ["tensor", "part", "kind", "bytes", "output error", "sensitivity"];
     Table::new(&headings).with_rows(rows).print(ui)?;

@@ -1,12 +1,11 @@
 //! Makes the plan of a finished bundle again.
 
 use super::Family;
-use crate::kind_search::apply;
+use crate::kind_search::{Kinds, apply};
 use crate::plan::{Plan, PlanOptions};
 use crate::quant::Quant;
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Makes the plan that a bundle was built from again, from its checkpoint.
@@ -26,12 +25,11 @@ pub fn replan(family: &Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
     })?;
     let mut plan = family.plan(&options)?;
     if let Some(choice) = &chain.auto {
-        let kinds: std::result::Result<BTreeMap<_, _>, String> = choice
-            .tensors
-            .iter()
-            .map(|t| Ok(((t.tensor.clone(), t.part.clone()), t.kind.parse::<Quant>()?)))
-            .collect();
-        apply(&mut plan, &kinds.map_err(wrong)?)?;
+        let mut kinds = Kinds::default();
+        for t in &choice.tensors {
+            kinds.set(&t.tensor, &t.part, &t.experts, t.kind.parse::<Quant>().map_err(wrong)?);
+        }
+        apply(&mut plan, &kinds)?;
         plan.chain.auto = chain.auto.clone();
     }
     let own = plan.shards.iter().map(|s| (&s.name, s.kind, s.weights, &s.quant));

@@ -41,6 +41,8 @@ pub trait Compressor: Sync + Send {
 pub struct Probe {
     /// Values that replace whole tensors, by name without the checkpoint's prefix ([`super::HEAD`] for the head).
     pub replaced: BTreeMap<String, Arc<Vec<f32>>>,
+    /// Values that replace the matrix of one expert in a stacked tensor, by the tensor's name.
+    pub replaced_experts: BTreeMap<(String, usize), Arc<Vec<f32>>>,
     /// Compressor of the weights; then the second half of all tokens is the compressed model's.
     pub compressor: Option<Box<dyn Compressor>>,
     moments: Option<Mutex<BTreeMap<String, InputMoments>>>,

@@ -112,10 +112,13 @@ impl<'a> TensorReader<'a> {
         index: usize,
         (rows, cols): (usize, usize),
     ) -> Result<StreamedMatrix<'a>> {
+        let whole =
+            self.probe.and_then(|p| p.replaced.get(replaced)).map(|v| (v.clone(), index * rows * cols));
+        let own = self.probe.and_then(|p| p.replaced_experts.get(&(replaced.to_string(), index)));
         Ok(StreamedMatrix {
             source: self.source,
             full_name: self.check(name, shape)?,
-            values: self.probe.and_then(|p| p.replaced.get(replaced).cloned()),
+            values: own.map(|v| (v.clone(), 0)).or(whole),
             probe: self.probe,
             name: name.to_string(),
             parts: if shape.len() > 2 { shape[0] } else { 0 },
@@ -190,8 +193,8 @@ impl<'a> TensorReader<'a> {
 pub struct StreamedMatrix<'a> {
     source: &'a dyn TensorSource,
     probe: Option<&'a Probe>,
-    /// The probe's replacement of the whole tensor.
-    values: Option<Arc<Vec<f32>>>,
+    /// The probe's replacement, and where the matrix begins in it.
+    values: Option<(Arc<Vec<f32>>, usize)>,
     full_name: String,
     /// Name of the tensor without the checkpoint's prefix.
     name: String,
@@ -205,13 +208,16 @@ pub struct StreamedMatrix<'a> {
 
 impl StreamedMatrix<'_> {
     fn read(&self, first_row: usize, out: &mut [f32]) -> Result<()> {
-        let from = (self.index * self.rows + first_row) * self.cols;
         match &self.values {
-            Some(values) => {
+            Some((values, begin)) => {
+                let from = begin + first_row * self.cols;
                 out.copy_from_slice(&values[from..from + out.len()]);
                 Ok(())
             }
-            None => self.source.read(&self.full_name, from as u64..(from + out.len()) as u64, out),
+            None => {
+                let from = (self.index * self.rows + first_row) * self.cols;
+                self.source.read(&self.full_name, from as u64..(from + out.len()) as u64, out)
+            }
         }
     }
 
