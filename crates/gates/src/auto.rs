@@ -309,7 +309,9 @@ pub fn choose_each(
 /// of larger models, all tensors of a layer's part at a time, which share it by how often they are read.
 fn sensitivities(model: &mut CompressedRuns<'_, '_>) -> Result<Vec<f64>> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
-    let mut together: BTreeMap<(Option<usize>, &str, &str, &[usize]), Vec<usize>> = BTreeMap::new();
+    /// Layer, part, tensor and experts of what one run compresses.
+    type Measured<'a> = (Option<usize>, &'a str, &'a str, &'a [usize]);
+    let mut together: BTreeMap<Measured<'_>, Vec<usize>> = BTreeMap::new();
     for (g, group) in model.groups.iter().enumerate() {
         let is_large = model.plan.totals.params > MAX_WHOLE;
         let (tensor, experts) = if is_large { ("", &[][..]) } else { (&*group.tensor, &*group.experts) };
