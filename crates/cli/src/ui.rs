@@ -1,11 +1,13 @@
 //! Standard output for results, standard error for progress.
 
 pub use anemoe_io::words::{bytes, count, counted, duration};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle, TermLike};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Display of results and progress.
 pub struct Ui {
@@ -67,24 +69,90 @@ impl Ui {
         Ok(())
     }
 
-    /// Makes a bar over `total` units of work, drawn only on a terminal, and cleared when it is dropped.
+    /// Makes a bar over `total` units of work; off a terminal it is a line now and then, see [`Lines`].
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
         styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
 }
 
-/// Makes a bar over `total` bytes to transfer, drawn only on a terminal.
+/// Makes a bar over `total` bytes to transfer; off a terminal it is a line now and then, see [`Lines`].
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
     styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {eta} left")
 }
 
 fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
-    let target =
-        if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let (target, template) = match io::stderr().is_terminal() {
+        true => (ProgressDrawTarget::stderr(), template.to_string()),
+        false => {
+            let lines = Box::new(Lines(Mutex::new(Instant::now())));
+            (ProgressDrawTarget::term_like_with_hz(lines, 1), template.replace(" [{wide_bar}]", ":"))
+        }
+    };
     let bar = ProgressBar::with_draw_target(Some(total), target).with_finish(ProgressFinish::AndClear);
-    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(printable(what).into_owned());
     bar
+}
+
+/// Time between two lines of progress off a terminal.
+const LINE_EACH: Duration = Duration::from_secs(30);
+
+/// Draws a bar on standard error where that is no terminal, as a file or a pipe: as a line each [`LINE_EACH`]. Holds when
+/// it drew the last one.
+#[derive(Debug)]
+struct Lines(Mutex<Instant>);
+
+impl Lines {
+    /// Returns true, and begins to wait again, once [`LINE_EACH`] has passed.
+    fn is_due(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.elapsed() >= LINE_EACH;
+        if is_due {
+            *last = Instant::now();
+        }
+        is_due
+    }
+}
+
+impl TermLike for Lines {
+    fn width(&self) -> u16 {
+        120
+    }
+
+    fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.write_str(text)
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        if !text.trim().is_empty() && self.is_due() {
+            message(text.trim_end());
+        }
+        Ok(())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Shows on a bar how much of the work is done, and which part is under way.
@@ -228,7 +296,13 @@ const MAX_RULE: usize = 110;
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::*;
+
+    #[test]
+    fn progress_off_a_terminal_is_a_line_now_and_then() {
+        let lines = Lines(Mutex::new(Instant::now().checked_sub(LINE_EACH).unwrap()));
+        assert_eq!([lines.is_due(), lines.is_due()], [true, false]);
+    }
 
     #[test]
     fn control_characters_are_shown_and_not_sent() {
