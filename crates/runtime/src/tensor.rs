@@ -63,74 +63,112 @@ impl Tensor {
         self.shape.len()
     }
 
+    /// Returns the elements; none where they are of another type.
+    pub fn elements<T: Element>(&self) -> Option<&[T]> {
+        T::of(&self.data).map(Vec::as_slice)
+    }
+
     /// Returns the elements of a float tensor; none for other types.
     pub fn as_f32(&self) -> Option<&[f32]> {
-        match &self.data {
-            Data::F32(v) => Some(v),
-            _ => None,
-        }
+        self.elements()
     }
 
     /// Returns the elements of a float tensor for writing; none for other types.
     pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
-        match &mut self.data {
-            Data::F32(v) => Some(v),
-            _ => None,
-        }
+        f32::of_mut(&mut self.data).map(Vec::as_mut_slice)
     }
 
     /// Returns the elements of an integer tensor; none for other types.
     pub fn as_i32(&self) -> Option<&[i32]> {
-        match &self.data {
-            Data::I32(v) => Some(v),
-            _ => None,
-        }
+        self.elements()
     }
 
     /// Returns the elements of a bool tensor; none for other types.
     pub fn as_bool(&self) -> Option<&[bool]> {
-        match &self.data {
-            Data::Bool(v) => Some(v),
-            _ => None,
-        }
+        self.elements()
     }
 
-    /// Makes it a float tensor of `shape`, keeping its allocation; elements are unspecified until written.
+    /// Makes it a tensor of `shape`, keeping its allocation; elements are unspecified until written.
+    pub fn reset<T: Element>(&mut self, shape: &[usize]) -> &mut [T] {
+        self.shape.clear();
+        self.shape.extend_from_slice(shape);
+        if T::of(&self.data).is_none() {
+            self.data = T::data(Vec::new());
+        }
+        let Some(v) = T::of_mut(&mut self.data) else { unreachable!("set just above") };
+        v.resize(shape.iter().product(), T::default());
+        v
+    }
+
+    /// Makes it a float tensor like [`Tensor::reset`].
     pub fn reset_f32(&mut self, shape: &[usize]) -> &mut [f32] {
-        let n = shape.iter().product();
-        self.shape.clear();
-        self.shape.extend_from_slice(shape);
-        if !matches!(self.data, Data::F32(_)) {
-            self.data = Data::F32(Vec::new());
-        }
-        let Data::F32(v) = &mut self.data else { unreachable!("set just above") };
-        v.resize(n, 0.0);
-        v
+        self.reset(shape)
     }
 
-    /// Makes it an integer tensor of `shape`, keeping its allocation; elements are unspecified until written.
+    /// Makes it an integer tensor like [`Tensor::reset`].
     pub fn reset_i32(&mut self, shape: &[usize]) -> &mut [i32] {
-        let n = shape.iter().product();
-        self.shape.clear();
-        self.shape.extend_from_slice(shape);
-        if !matches!(self.data, Data::I32(_)) {
-            self.data = Data::I32(Vec::new());
-        }
-        let Data::I32(v) = &mut self.data else { unreachable!("set just above") };
-        v.resize(n, 0);
-        v
+        self.reset(shape)
     }
 
-    /// Makes it a bool tensor of `shape`, keeping its allocation; elements are unspecified until written.
+    /// Makes it a bool tensor like [`Tensor::reset`].
     pub fn reset_bool(&mut self, shape: &[usize]) -> &mut [bool] {
-        let n = shape.iter().product();
-        self.shape.clear();
-        self.shape.extend_from_slice(shape);
-        if !matches!(self.data, Data::Bool(_)) {
-            self.data = Data::Bool(Vec::new());
-        }
-        let Data::Bool(v) = &mut self.data else { unreachable!("set just above") };
-        v.resize(n, false);
-        v
+        self.reset(shape)
     }
 }
+
+/// Type of the elements of a tensor.
+pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {
+    /// Returns the elements; none where they are of another type.
+    fn of(data: &Data) -> Option<&Vec<Self>>;
+    /// Returns the elements for writing; none where they are of another type.
+    fn of_mut(data: &mut Data) -> Option<&mut Vec<Self>>;
+    /// Makes the data of a tensor.
+    fn data(elements: Vec<Self>) -> Data;
+    /// Converts an element to a number, exactly; `true` is 1.
+    fn number(self) -> f64;
+}
+
+/// Implements [`Element`] for a type, given its variant of [`Data`] and the conversion to a number.
+macro_rules! element {
+    ($ty:ty, $kind:ident, $number:expr) => {
+        impl Element for $ty {
+            fn of(data: &Data) -> Option<&Vec<$ty>> {
+                if let Data::$kind(v) = data { Some(v) } else { None }
+            }
+
+            fn of_mut(data: &mut Data) -> Option<&mut Vec<$ty>> {
+                if let Data::$kind(v) = data { Some(v) } else { None }
+            }
+
+            fn data(elements: Vec<$ty>) -> Data {
+                Data::$kind(elements)
+            }
+
+            #[inline(always)]
+            fn number(self) -> f64 {
+                $number(self)
+            }
+        }
+    };
+}
+element!(f32, F32, f64::from);
+element!(i32, I32, f64::from);
+element!(bool, Bool, |v| f64::from(u8::from(v)));
+
+/// Runs code, compiled for each of some types, with the elements of one or two tensors of one type. Runs `$other` where they are
+/// of another type: `with_elements!(F32 | I32, &x.data, |v| v.len(), 0)`.
+macro_rules! with_elements {
+    ($($kind:ident)|+, $data:expr, |$v:ident| $code:expr, $other:expr) => {
+        match $data {
+            $($crate::tensor::Data::$kind($v) => $code,)+
+            _ => $other,
+        }
+    };
+    ($($kind:ident)|+, ($a:expr, $b:expr), |$v:ident, $w:ident| $code:expr, $other:expr) => {
+        match ($a, $b) {
+            $(($crate::tensor::Data::$kind($v), $crate::tensor::Data::$kind($w)) => $code,)+
+            _ => $other,
+        }
+    };
+}
+pub(crate) use with_elements;

@@ -3,7 +3,7 @@
 use super::super::strided::{StridedLoops, dense_strides, zip_elements};
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{broadcast_shape, count, invalid, pair_loops, repeated, unsupported};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Tensor, with_elements};
 use anemoe_kernels::Pool;
 
 /// An op on pairs of floats: runs over all elements of the loops, with the arguments result, `x`, `y`.
@@ -110,11 +110,12 @@ pub(super) fn select(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     fn pick<T: Copy>(loops: &StridedLoops<4>, mask: &[bool], a: &[T], b: &[T], out: &mut [T]) {
         loops.each_element(|[o, m, i, j]| out[o] = if mask[m] { a[i] } else { b[j] });
     }
-    match (&a.data, &b.data) {
-        (Data::F32(x), Data::F32(y)) => pick(&loops, mask, x, y, out[0].reset_f32(&shape)),
-        (Data::I32(x), Data::I32(y)) => pick(&loops, mask, x, y, out[0].reset_i32(&shape)),
-        (Data::Bool(x), Data::Bool(y)) => pick(&loops, mask, x, y, out[0].reset_bool(&shape)),
-        _ => return invalid(format!("parameters `a` and `b` are of different types ({n} elements)")),
-    }
+    let other = || invalid(format!("parameters `a` and `b` are of different types ({n} elements)"));
+    with_elements!(
+        F32 | I32 | Bool,
+        (&a.data, &b.data),
+        |x, y| pick(&loops, mask, x, y, out[0].reset(&shape)),
+        return other()
+    );
     Ok(())
 }

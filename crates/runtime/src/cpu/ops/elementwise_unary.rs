@@ -3,7 +3,7 @@
 use super::super::weights::to_f16;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Element, Tensor, with_elements};
 use anemoe_io::locked;
 use anemoe_kernels::{ActivationFunction, GELU_FP16, Pool};
 use anemoe_mlpackage::mil::DataType;
@@ -304,12 +304,7 @@ pub(super) fn identity(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 
 /// Copies the elements of `x` to `out`, in another shape of as many elements.
 pub(super) fn copy(x: &Tensor, shape: &[usize], out: &mut Tensor) {
-    match &x.data {
-        Data::F32(v) => out.reset_f32(shape).copy_from_slice(v),
-        Data::I32(v) => out.reset_i32(shape).copy_from_slice(v),
-        Data::Bool(v) => out.reset_bool(shape).copy_from_slice(v),
-        Data::Str(_) => *out = x.clone(),
-    }
+    with_elements!(F32 | I32 | Bool, &x.data, |v| out.reset(shape).copy_from_slice(v), *out = x.clone())
 }
 
 pub(super) fn cast(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -329,28 +324,24 @@ pub(super) fn convert(x: &Tensor, target: DataType, out: &mut Tensor) -> OpResul
         DataType::UInt16 => i32::from(v as u16),
         _ => v as i32,
     };
-    match (&x.data, target) {
-        (Data::Str(_), _) => return invalid("a string cannot be cast"),
-        (Data::F32(v), DataType::Bool) => {
-            out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0.0)
-        }
-        (Data::I32(v), DataType::Bool) => {
-            out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v != 0)
-        }
-        (Data::Bool(v), DataType::Bool) => out.reset_bool(shape).copy_from_slice(v),
-        (Data::F32(v), t) if t.is_float() => out.reset_f32(shape).copy_from_slice(v),
-        (Data::I32(v), t) if t.is_float() => {
-            out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = v as f32)
-        }
-        (Data::Bool(v), t) if t.is_float() => {
-            out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = f32::from(u8::from(v)));
-        }
-        (Data::F32(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = wrap(v as i64)),
-        (Data::I32(v), _) => {
-            out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = wrap(i64::from(v)))
-        }
-        (Data::Bool(v), _) => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, &v)| *o = i32::from(v)),
+    if target.is_float() && x.as_f32().is_some() {
+        copy(x, shape, out);
+        return Ok(());
     }
+    with_elements!(
+        F32 | I32 | Bool,
+        &x.data,
+        |v| match target {
+            DataType::Bool => {
+                out.reset_bool(shape).iter_mut().zip(v).for_each(|(o, v)| *o = v.number() != 0.0);
+            }
+            t if t.is_float() => {
+                out.reset_f32(shape).iter_mut().zip(v).for_each(|(o, v)| *o = v.number() as f32);
+            }
+            _ => out.reset_i32(shape).iter_mut().zip(v).for_each(|(o, v)| *o = wrap(v.number() as i64)),
+        },
+        return invalid("a string cannot be cast")
+    );
     Ok(())
 }
 

@@ -25,20 +25,20 @@ pub(in crate::cpu) fn channels_last_image<'a>(
 
 /// Transposes `[batch * positions, rows]` to `[batch, rows, positions]`.
 pub(in crate::cpu) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
-    let positions = window.positions();
-    let one = (positions * rows).max(1);
-    for (y, out) in y.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
-        let (from, to) = (Strided { first: 0, stride: rows }, Strided { first: 0, stride: positions });
-        transpose(Pool::global(), (rows, positions), (y, from), (out, to));
-    }
+    transpose_each((rows, window.positions()), y, out);
 }
 
 /// Transposes images `[channels, positions]`, one after the other, to `[positions, channels]`; replaces what `out` holds.
 pub(in crate::cpu) fn to_channels_last(positions: usize, channels: usize, x: &[f32], out: &mut Vec<f32>) {
-    let one = (positions * channels).max(1);
     out.resize(x.len(), 0.0);
+    transpose_each((positions, channels), x, out);
+}
+
+/// Transposes matrices `[columns, rows]`, one after the other, to `[rows, columns]`.
+fn transpose_each((rows, columns): (usize, usize), x: &[f32], out: &mut [f32]) {
+    let one = (rows * columns).max(1);
     for (x, out) in x.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
-        let (from, to) = (Strided { first: 0, stride: positions }, Strided { first: 0, stride: channels });
-        transpose(Pool::global(), (positions, channels), (x, from), (out, to));
+        let (from, to) = (Strided { first: 0, stride: rows }, Strided { first: 0, stride: columns });
+        transpose(Pool::global(), (rows, columns), (x, from), (out, to));
     }
 }

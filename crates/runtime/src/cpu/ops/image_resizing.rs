@@ -98,9 +98,6 @@ fn resize_axis<T: Copy + Default + Send + Sync>(
 /// Reads the new size of each resized axis, from the last one on, and its taps.
 fn resized_axes(c: &OpContext<'_>, shape: &[usize]) -> OpResult<Vec<(usize, Vec<Tap>)>> {
     let rank = shape.len();
-    let target = |name: &str| {
-        usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
-    };
     let scaled = |name: &str, n: usize| -> OpResult<usize> {
         let f = c.float(name, 1.0)?;
         let size = (n as f64 * f64::from(f)).floor();
@@ -127,7 +124,7 @@ fn resized_axes(c: &OpContext<'_>, shape: &[usize]) -> OpResult<Vec<(usize, Vec<
             scaled("scale_factor_height", shape[rank - 2])?,
             scaled("scale_factor_width", shape[rank - 1])?,
         ],
-        _ => vec![target("target_size_height")?, target("target_size_width")?],
+        _ => vec![c.size("target_size_height", 1)?, c.size("target_size_width", 1)?],
     };
     let mode = c.str("sampling_mode", "DEFAULT")?;
     let nearest = c.op.ends_with("nearest_neighbor")
@@ -211,10 +208,7 @@ pub(super) fn crop_resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if h == 0 || w == 0 {
         return invalid(format!("input of shape {xs:?}: an empty image"));
     }
-    let size = |name: &str| {
-        usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
-    };
-    let (oh, ow) = (size("target_height")?, size("target_width")?);
+    let (oh, ow) = (c.size("target_height", 1)?, c.size("target_width", 1)?);
     // Each box with the images that it is cut from.
     let mut boxes: Vec<(Range<usize>, [f32; 4])> = Vec::new();
     let image = |index: i64| match usize::try_from(index) {
@@ -233,11 +227,7 @@ pub(super) fn crop_resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         vec![n, if fields == 5 { 1 } else { batch }, channels, oh, ow]
     } else {
         let t = c.arg("boxes")?;
-        let values: Vec<f32> = match &t.data {
-            Data::F32(v) => v.clone(),
-            Data::I32(v) => v.iter().map(|&v| v as f32).collect(),
-            _ => return invalid("parameter `boxes` must be numbers"),
-        };
+        let values = c.numbers("boxes")?;
         let &[n, 4] = t.shape.as_slice() else {
             return invalid(format!("boxes of shape {:?}, expected (N, 4)", t.shape));
         };
@@ -430,15 +420,11 @@ pub(super) fn resample(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if batch != images {
         return invalid(format!("{batch} images with coordinates for {images}"));
     }
-    let get: Box<dyn Fn(usize) -> f64 + Sync> = match &t.data {
-        Data::F32(v) => Box::new(|k| f64::from(v[k])),
-        Data::I32(v) => Box::new(|k| f64::from(v[k])),
-        _ => return invalid("parameter `coordinates` must be numbers"),
-    };
+    let coordinates = c.exact_numbers("coordinates")?;
     let (place, (nearest, edge)) = (placement(c)?, sampling(c)?);
     let at = |image: usize, k: usize| {
         let first = 2 * (image * oh * ow + k);
-        (place(get(first + 1), h), place(get(first), w))
+        (place(coordinates[first + 1], h), place(coordinates[first], w))
     };
     sampled(c, (oh, ow), edge, nearest, &at, &mut out[0])
 }
@@ -452,10 +438,7 @@ pub(super) fn affine(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if matrices != 1 && matrices != batch {
         return invalid(format!("{batch} images with {matrices} matrices"));
     }
-    let size = |name: &str| {
-        let size = c.arg(name).and_then(|_| c.int(name, 0))?;
-        usize::try_from(size).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
-    };
+    let size = |name: &str| c.arg(name).and_then(|_| c.size(name, 0));
     let (oh, ow) = (size("output_height")?, size("output_width")?);
     if c.str("coordinates_mode", "")? != "normalized_minus_one_to_one" {
         return unsupported("affine with other than coordinates from -1 to 1");

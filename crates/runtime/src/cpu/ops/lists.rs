@@ -4,31 +4,19 @@
 //! open are empty until one is written.
 
 use super::elementwise_unary::copy;
-use super::operands::{OpContext, OpError, OpResult};
+use super::operands::{OpContext, OpResult};
 use super::scatter_gather::copy_runs;
 use super::shape::{count, invalid, unsupported};
-use crate::tensor::{Data, Tensor};
-use anemoe_mlpackage::mil::DataType;
-
-/// Makes a tensor of zeros.
-fn zeros(shape: &[usize], dtype: DataType, out: &mut Tensor) -> OpResult {
-    count(shape)?;
-    match dtype {
-        DataType::Bool => out.reset_bool(shape).fill(false),
-        t if t.is_float() => out.reset_f32(shape).fill(0.0),
-        _ => out.reset_i32(shape).fill(0),
-    }
-    Ok(())
-}
+use super::tensor_operation::filled;
+use crate::tensor::{Element, Tensor, with_elements};
 
 pub(super) fn make_list(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let length = usize::try_from(c.int("init_length", 1)?);
-    let length = length.map_err(|_| OpError::Invalid("negative `init_length`".into()))?;
+    let length = c.size("init_length", 1)?;
     let Some(declared) = c.outputs.first() else { return invalid("no output") };
     let mut shape = vec![length];
     let elements = declared.dims.get(1..).unwrap_or(&[]);
     shape.extend(elements.iter().map(|d| d.fixed().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)));
-    zeros(&shape, declared.dtype, &mut out[0])
+    filled(None, &shape, declared.dtype, &mut out[0])
 }
 
 /// Returns the list; an element of it has all axes but the first.
@@ -88,19 +76,19 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     } else {
         return invalid(format!("a value of shape {element:?} for elements of shape {:?}", &list.shape[1..]));
     };
-    fn write<T: Copy>(y: &mut [T], zero: T, old: &[T], value: &[T], run: usize, to: &[usize]) {
+    fn write<T: Element>(y: &mut [T], old: &[T], value: &[T], run: usize, to: &[usize]) {
         y[..old.len()].copy_from_slice(old);
-        y[old.len()..].fill(zero);
+        y[old.len()..].fill(T::default());
         for (&i, value) in to.iter().zip(value.chunks_exact(run.max(1))) {
             y[i * run..][..run].copy_from_slice(value);
         }
     }
-    match (&list.data, &value.data) {
-        (Data::F32(l), Data::F32(v)) => write(out[0].reset_f32(&shape), 0.0, &l[..old], v, run, &to),
-        (Data::I32(l), Data::I32(v)) => write(out[0].reset_i32(&shape), 0, &l[..old], v, run, &to),
-        (Data::Bool(l), Data::Bool(v)) => write(out[0].reset_bool(&shape), false, &l[..old], v, run, &to),
-        _ => return unsupported("a value of another type than the list's elements"),
-    }
+    with_elements!(
+        F32 | I32 | Bool,
+        (&list.data, &value.data),
+        |l, v| write(out[0].reset(&shape), &l[..old], v, run, &to),
+        return unsupported("a value of another type than the list's elements")
+    );
     Ok(())
 }
 
@@ -114,7 +102,7 @@ pub(super) fn length(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anemoe_mlpackage::mil::{Dim, TensorType};
+    use anemoe_mlpackage::mil::{DataType, Dim, TensorType};
 
     fn run(kernel: super::super::OpFunction, op: &str, inputs: &[(&str, &Tensor)]) -> OpResult<Tensor> {
         let open = TensorType::new(DataType::Float32, vec![Dim::Unknown, Dim::Unknown]);

@@ -23,7 +23,7 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let n: usize = shape[first..=last].iter().product();
     let inner: usize = shape[last + 1..].iter().product();
     let epsilon = c.float("epsilon", 1e-5)?;
-    let (gamma, beta) = (affine(c, "gamma", n)?, affine(c, "beta", n)?);
+    let (gamma, beta) = (c.vector("gamma", n)?, c.vector("beta", n)?);
     let y = out[0].reset_f32(shape);
     if inner == 1 && n > 0 {
         let together = (NORMALIZED / n).next_multiple_of(ROWS).max(ROWS) * n;
@@ -60,24 +60,13 @@ fn norm_apart(c: &OpContext<'_>, axes: &[usize], out: &mut Tensor) -> OpResult {
     };
     let (inner, outer) = (offsets(true), offsets(false));
     let epsilon = c.float("epsilon", 1e-5)?;
-    let (gamma, beta) = (affine(c, "gamma", inner.len())?, affine(c, "beta", inner.len())?);
+    let (gamma, beta) = (c.vector("gamma", inner.len())?, c.vector("beta", inner.len())?);
     let y = out.reset_f32(shape);
     for o in outer {
         let scale = |k: usize, v: f32| v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
         normalize(inner.len(), |k| x[o + inner[k]], epsilon, |k, v| y[o + inner[k]] = scale(k, v));
     }
     Ok(())
-}
-
-/// Reads an optional parameter of `n` values.
-fn affine<'a>(c: &OpContext<'a>, name: &str, n: usize) -> OpResult<Option<&'a [f32]>> {
-    match c.get(name) {
-        None => Ok(None),
-        Some(_) => match c.f32s(name)? {
-            (_, v) if v.len() == n => Ok(Some(v)),
-            (s, _) => invalid(format!("parameter `{name}` of shape {s:?} for {n} elements")),
-        },
-    }
 }
 
 /// Normalizes `n` values to mean 0 and variance 1; `epsilon` is added to the variance.
@@ -135,8 +124,8 @@ pub(super) fn channel_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let channels = shape[1];
     let inner: usize = shape[2..].iter().product();
     let epsilon = c.float("epsilon", 1e-5)?;
-    let (gamma, beta) = (affine(c, "gamma", channels)?, affine(c, "beta", channels)?);
-    let (mean, variance) = (affine(c, "mean", channels)?, affine(c, "variance", channels)?);
+    let (gamma, beta) = (c.vector("gamma", channels)?, c.vector("beta", channels)?);
+    let (mean, variance) = (c.vector("mean", channels)?, c.vector("variance", channels)?);
     let y = out[0].reset_f32(shape);
     for (i, (y, x)) in y.chunks_exact_mut(inner.max(1)).zip(x.chunks_exact(inner.max(1))).enumerate() {
         let ch = i % channels;

@@ -1,6 +1,6 @@
 //! Operands of a kernel, and its errors.
 
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Element, Tensor, with_elements};
 use anemoe_mlpackage::mil::TensorType;
 
 /// Reason why a kernel did not run. The executor adds the op's name and the file.
@@ -68,6 +68,41 @@ impl<'a> OpContext<'a> {
     pub fn required_ints(&self, name: &str) -> OpResult<&'a [i32]> {
         self.arg(name)?;
         Ok(self.ints(name)?.unwrap_or_default())
+    }
+
+    /// Returns the elements of a required operand of numbers, as floats.
+    pub fn numbers(&self, name: &str) -> OpResult<Vec<f32>> {
+        let numbers = self.exact_numbers(name)?;
+        Ok(numbers.into_iter().map(|v| v as f32).collect())
+    }
+
+    /// Returns the elements of a required operand of numbers, each without rounding.
+    pub fn exact_numbers(&self, name: &str) -> OpResult<Vec<f64>> {
+        let wrong = || Err(OpError::Invalid(format!("parameter `{name}` must be numbers")));
+        let data = &self.arg(name)?.data;
+        with_elements!(F32 | I32, data, |v| Ok(v.iter().map(|v| v.number()).collect()), wrong())
+    }
+
+    /// Returns the elements of an optional vector of sizes.
+    pub fn sizes(&self, name: &str) -> OpResult<Option<Vec<usize>>> {
+        let Some(v) = self.ints(name)? else { return Ok(None) };
+        let sizes = v.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>();
+        sizes.map(Some).ok_or_else(|| OpError::Invalid(format!("negative `{name}`: {v:?}")))
+    }
+
+    /// Returns an optional size, or `default`.
+    pub fn size(&self, name: &str, default: i32) -> OpResult<usize> {
+        usize::try_from(self.int(name, default)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
+    }
+
+    /// Returns an optional vector of `n` floats.
+    pub fn vector(&self, name: &str, n: usize) -> OpResult<Option<&'a [f32]>> {
+        match self.get(name).map(|_| self.f32s(name)).transpose()? {
+            Some((shape, v)) if v.len() != n => {
+                Err(OpError::Invalid(format!("parameter `{name}` has shape {shape:?}, expected [{n}]")))
+            }
+            found => Ok(found.map(|(_, v)| v)),
+        }
     }
 
     /// Returns an optional integer scalar, or `default`.

@@ -3,9 +3,9 @@
 //! Numbers are those of SplitMix64 ([`anemoe_io::Random`]), not Core ML's, whose generator is not published. A seed gives the same
 //! numbers in every call and on every machine; without one (-1), each call of a process draws the next numbers.
 
-use super::operands::{OpContext, OpError, OpResult};
+use super::operands::{OpContext, OpResult};
 use super::shape::{count, invalid};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::Tensor;
 use anemoe_io::Random;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,9 +23,7 @@ fn generator(c: &OpContext<'_>) -> OpResult<Random> {
 }
 
 pub(super) fn distribution(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let shape = c.arg("shape").and_then(|_| c.ints("shape"))?.unwrap_or(&[]);
-    let shape: Option<Vec<usize>> = shape.iter().map(|&n| usize::try_from(n).ok()).collect();
-    let shape = shape.ok_or_else(|| OpError::Invalid("parameter `shape` has a negative dimension".into()))?;
+    let shape = c.arg("shape").and_then(|_| c.sizes("shape"))?.unwrap_or_default();
     count(&shape)?;
     let mut random = generator(c)?;
     let y = out[0].reset_f32(&shape);
@@ -59,15 +57,11 @@ pub(super) fn distribution(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 /// Draws `size` classes of each row of logits or probabilities.
 pub(super) fn categorical(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let values: Vec<f64> = match &x.data {
-        Data::F32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        Data::I32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        _ => return invalid("parameter `x` must be numbers"),
-    };
+    let values = c.exact_numbers("x")?;
     let Some((&classes, outer)) = x.shape.split_last().filter(|(n, _)| **n > 0) else {
         return invalid(format!("input of shape {:?}: no classes", x.shape));
     };
-    let draws = usize::try_from(c.int("size", 1)?).map_err(|_| OpError::Invalid("negative `size`".into()))?;
+    let draws = c.size("size", 1)?;
     let logits = match c.str("mode", "logits")? {
         "logits" => true,
         "probs" => false,
@@ -100,6 +94,7 @@ pub(super) fn categorical(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Data;
 
     fn run(kernel: super::super::OpFunction, op: &str, inputs: &[(&str, Tensor)]) -> OpResult<Vec<f32>> {
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();

@@ -106,17 +106,6 @@ impl<'a> RecurrentInput<'a> {
         }
     }
 
-    /// Returns a vector of `n` values; none where it is left out.
-    fn vector(c: &OpContext<'a>, name: &str, n: usize) -> OpResult<Option<&'a [f32]>> {
-        match c.get(name) {
-            None => Ok(None),
-            Some(_) => match c.f32s(name)? {
-                (_, values) if values.len() == n => Ok(Some(values)),
-                (found, _) => invalid(format!("parameter `{name}` has shape {found:?}, expected [{n}]")),
-            },
-        }
-    }
-
     /// Returns the columns of direction `d` of an initial state.
     fn initial(&self, c: &OpContext<'a>, name: &str, d: usize) -> OpResult<Vec<f32>> {
         let all = Self::matrix(c, name, [self.batch, self.width])?;
@@ -138,7 +127,7 @@ impl<'a> RecurrentInput<'a> {
             }
         };
         for bias in biases {
-            if let Some(bias) = Self::vector(c, bias, n)? {
+            if let Some(bias) = c.vector(bias, n)? {
                 y.chunks_exact_mut(n).for_each(|y| add(y, bias));
             }
         }
@@ -224,7 +213,7 @@ pub(super) fn gru(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let after = c.bool("reset_after", false)?;
     let w = RecurrentInput::matrix(c, "weight_hh", [3 * n, n])?;
     // With `reset_after`, the bias belongs to the hidden state.
-    let hidden_bias = if after { RecurrentInput::vector(c, "bias", 3 * n)? } else { None };
+    let hidden_bias = if after { c.vector("bias", 3 * n)? } else { None };
     let x = s.inputs(c, "weight_ih", if after { &["input_bias"] } else { &["input_bias", "bias"] }, 3)?;
     let mut h = s.initial(c, "initial_h", 0)?;
     let reverse = reads_backwards(c)?;
@@ -303,7 +292,7 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Ok(LstmDirection {
             product: RowProduct::new(w, 4 * n, n)?,
             x: s.inputs(c, &name("weight_ih"), &[&name("bias")], 4)?,
-            peephole: RecurrentInput::vector(c, &name("peephole"), 3 * n)?,
+            peephole: c.vector(&name("peephole"), 3 * n)?,
             h: s.initial(c, "initial_h", d)?,
             memory: s.initial(c, "initial_c", d)?,
             reverse: reverse || d == 1,

@@ -195,11 +195,7 @@ fn integers(c: &OpContext<'_>, loops: &ReductionLoops, x: &[i32], y: &mut [i32])
 pub(super) fn arg(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let axis = super::shape::axis(c.int("axis", -1)?, x.rank())?;
-    let values: Vec<f64> = match &x.data {
-        Data::F32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        Data::I32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        _ => return Err(OpError::Invalid("parameter `x` must be a number tensor".into())),
-    };
+    let values = c.exact_numbers("x")?;
     let (outer, n, inner) = super::shape::around(&x.shape, axis);
     if n == 0 {
         return invalid("an axis without elements");

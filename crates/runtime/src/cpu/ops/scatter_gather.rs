@@ -3,7 +3,7 @@
 use super::super::strided::dense_strides;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{around, count, invalid, unsupported};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Tensor, with_elements};
 
 /// Returns the position that an index into `n` elements names; a negative index counts from the end.
 fn place(index: i32, n: usize) -> OpResult<usize> {
@@ -52,45 +52,59 @@ pub(super) fn copy_runs(
             o.copy_from_slice(&x[p..p + run]);
         }
     }
-    match &x.data {
-        Data::F32(v) => runs(v, run, places, out.reset_f32(shape)),
-        Data::I32(v) => runs(v, run, places, out.reset_i32(shape)),
-        Data::Bool(v) => runs(v, run, places, out.reset_bool(shape)),
-        Data::Str(_) => return unsupported("strings"),
-    }
+    with_elements!(
+        F32 | I32 | Bool,
+        &x.data,
+        |v| runs(v, run, places, out.reset(shape)),
+        return unsupported("strings")
+    );
     Ok(())
 }
 
 pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let (is, iv) = indices(c)?;
+    let (is, _) = indices(c)?;
     let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
     let batch = usize::try_from(c.int("batch_dims", 0)?).unwrap_or(usize::MAX);
     if batch > axis || batch > is.len() || is[..batch.min(is.len())] != x.shape[..batch.min(x.rank())] {
         return invalid(format!("batch_dims {batch} with axis {axis}, {:?} and indices {is:?}", x.shape));
     }
-    let mut shape = x.shape[..axis].to_vec();
-    shape.extend(&is[batch..]);
-    shape.extend(&x.shape[axis + 1..]);
+    let shape = [&x.shape[..axis], &is[batch..], &x.shape[axis + 1..]].concat();
     count(&shape)?;
+    let (inner, places) = slices(c, x, axis, batch)?;
+    copy_runs(x, &shape, inner, &found(places), &mut out[0])
+}
+
+/// Returns the size of a slice behind `axis`, and the places of the slices that the indices name; the first `batch` axes of `x`
+/// are those of the indices.
+fn slices(c: &OpContext<'_>, x: &Tensor, axis: usize, batch: usize) -> OpResult<(usize, Vec<Option<usize>>)> {
+    let (is, iv) = indices(c)?;
     let batches: usize = x.shape[..batch].iter().product();
-    let outer: usize = x.shape[batch..axis].iter().product();
-    let (_, n, inner) = around(&x.shape, axis);
+    let (outer, n, inner) = around(&x.shape[batch..], axis - batch);
     let per_batch: usize = is[batch..].iter().product();
     let mut places = Vec::with_capacity(batches * outer * per_batch);
     for b in 0..batches {
         for o in 0..outer {
             for &i in &iv[b * per_batch..(b + 1) * per_batch] {
-                let i = checked_place(c, i, n)?.unwrap_or(0);
-                places.push(((b * outer + o) * n + i) * inner);
+                places.push(checked_place(c, i, n)?.map(|i| ((b * outer + o) * n + i) * inner));
             }
         }
     }
-    copy_runs(x, &shape, inner, &places, &mut out[0])
+    Ok((inner, places))
+}
+
+/// Returns the places of a `gather*` op, which finds every element.
+fn found(places: Vec<Option<usize>>) -> Vec<usize> {
+    places.into_iter().flatten().collect()
 }
 
 pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
+    copy_runs(x, indices(c)?.0, 1, &found(places_along_axis(c, x)?), &mut out[0])
+}
+
+/// Returns the places of the elements that indices name along an axis of `x`.
+fn places_along_axis(c: &OpContext<'_>, x: &Tensor) -> OpResult<Vec<Option<usize>>> {
     let (is, iv) = indices(c)?;
     let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
     let fits =
@@ -100,68 +114,70 @@ pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResu
     }
     let (_, n, inner) = around(&x.shape, axis);
     let m = is[axis];
-    let mut places = Vec::with_capacity(iv.len());
-    for (k, &i) in iv.iter().enumerate() {
+    let place = |(k, &i): (usize, &i32)| {
         let (outer, column) = (k / (m * inner).max(1), k % inner.max(1));
-        places.push((outer * n + checked_place(c, i, n)?.unwrap_or(0)) * inner + column);
-    }
-    copy_runs(x, is, 1, &places, &mut out[0])
+        Ok(checked_place(c, i, n)?.map(|i| (outer * n + i) * inner + column))
+    };
+    iv.iter().enumerate().map(place).collect()
 }
 
 pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let (is, iv) = indices(c)?;
+    let (is, _) = indices(c)?;
     let batch = usize::try_from(c.int("batch_dims", 0)?).unwrap_or(usize::MAX);
+    let (depth, places) = places_of_tuples(c, x, batch)?;
+    let shape = [&is[..is.len() - 1], &x.shape[batch + depth..]].concat();
+    count(&shape)?;
+    copy_runs(x, &shape, x.shape[batch + depth..].iter().product(), &found(places), &mut out[0])
+}
+
+/// Returns the size of tuples of indices, and the places of `x` that they name; the first `batch` axes of `x` are those of the
+/// indices.
+fn places_of_tuples(c: &OpContext<'_>, x: &Tensor, batch: usize) -> OpResult<(usize, Vec<Option<usize>>)> {
+    let (is, iv) = indices(c)?;
     let depth = is.last().copied().unwrap_or(0);
     if batch >= is.len() || batch.saturating_add(depth) > x.rank() || is[..batch] != x.shape[..batch] {
         return invalid(format!("indices of shape {is:?} into {:?} with batch_dims {batch}", x.shape));
     }
-    let mut shape = is[..is.len() - 1].to_vec();
-    shape.extend(&x.shape[batch + depth..]);
-    count(&shape)?;
     let own = dense_strides(&x.shape);
-    let run: usize = x.shape[batch + depth..].iter().product();
     let per_batch: usize = is[batch..is.len() - 1].iter().product();
     let batch_size: usize = x.shape[batch..].iter().product();
     let mut places = Vec::new();
     for (k, tuple) in iv.chunks_exact(depth.max(1)).enumerate() {
-        let mut at = k / per_batch.max(1) * batch_size;
-        for (j, &i) in tuple.iter().enumerate() {
-            at += checked_place(c, i, x.shape[batch + j])?.unwrap_or(0) * own[batch + j];
+        let mut at = Some(k / per_batch.max(1) * batch_size);
+        for (j, &i) in (batch..).zip(tuple) {
+            let found = checked_place(c, i, x.shape[j])?;
+            at = at.zip(found).map(|(at, i)| at + i * own[j]);
         }
         places.push(at);
     }
-    copy_runs(x, &shape, run, &places, &mut out[0])
+    Ok((depth, places))
 }
 
-/// Combines an old element with its update according to `mode`.
-fn combine<T: Copy + PartialOrd>(
-    mode: &str,
-    arithmetic: fn(&str, T, T) -> Option<T>,
-    old: T,
-    new: T,
-) -> OpResult<T> {
-    Ok(match mode {
-        "update" => new,
-        "max" => {
-            if new > old {
-                new
-            } else {
-                old
-            }
+/// Computes an element by an arithmetic mode, from the old one and its update; none for other modes.
+type UpdateArithmetic<T> = fn(&str, T, T) -> Option<T>;
+
+/// Combines runs of `run` elements of `out`, which begin at `places`, with their updates according to `mode`.
+fn update_elements<T: Copy + PartialOrd>(
+    out: &mut [T],
+    updates: &[T],
+    (run, places): (usize, &[Option<usize>]),
+    (mode, arithmetic): (&str, UpdateArithmetic<T>),
+) -> OpResult {
+    for (p, updates) in places.iter().zip(updates.chunks_exact(run.max(1))) {
+        let Some(p) = *p else { continue };
+        for (old, &new) in out[p..].iter_mut().zip(updates) {
+            *old = match mode {
+                "update" => new,
+                "max" if new > *old => new,
+                "min" if new < *old => new,
+                "max" | "min" => *old,
+                _ => arithmetic(mode, *old, new)
+                    .ok_or_else(|| OpError::Invalid(format!("scatter mode `{mode}`")))?,
+            };
         }
-        "min" => {
-            if new < old {
-                new
-            } else {
-                old
-            }
-        }
-        _ => {
-            return arithmetic(mode, old, new)
-                .ok_or_else(|| OpError::Invalid(format!("scatter mode `{mode}`")));
-        }
-    })
+    }
+    Ok(())
 }
 
 fn float_arithmetic(mode: &str, a: f32, b: f32) -> Option<f32> {
@@ -196,79 +212,27 @@ fn update_runs(c: &OpContext<'_>, run: usize, places: &[Option<usize>], out: &mu
     }
     super::elementwise_unary::copy(data, &data.shape, out);
     match (&mut out.data, &updates.data) {
-        (Data::F32(o), Data::F32(u)) => {
-            for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
-                let Some(p) = *p else { continue };
-                for (o, u) in o[p..].iter_mut().zip(u) {
-                    *o = combine(mode, float_arithmetic, *o, *u)?;
-                }
-            }
-        }
-        (Data::I32(o), Data::I32(u)) => {
-            for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
-                let Some(p) = *p else { continue };
-                for (o, u) in o[p..].iter_mut().zip(u) {
-                    *o = combine(mode, int_arithmetic, *o, *u)?;
-                }
-            }
-        }
-        _ => return unsupported("scatter of other than numbers of one type"),
+        (Data::F32(o), Data::F32(u)) => update_elements(o, u, (run, places), (mode, float_arithmetic)),
+        (Data::I32(o), Data::I32(u)) => update_elements(o, u, (run, places), (mode, int_arithmetic)),
+        _ => unsupported("scatter of other than numbers of one type"),
     }
-    Ok(())
 }
 
 pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let data = c.arg("data")?;
-    let (_, iv) = indices(c)?;
     let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
-    let (outer, n, inner) = around(&data.shape, axis);
-    let mut places = Vec::with_capacity(outer * iv.len());
-    for o in 0..outer {
-        for &i in iv {
-            places.push(checked_place(c, i, n)?.map(|i| (o * n + i) * inner));
-        }
-    }
+    let (inner, places) = slices(c, data, axis, 0)?;
     update_runs(c, inner, &places, &mut out[0])
 }
 
 pub(super) fn scatter_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let data = c.arg("data")?;
-    let (is, iv) = indices(c)?;
-    let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
-    let fits = is.len() == data.rank()
-        && is.iter().zip(&data.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
-    if !fits {
-        return invalid(format!("indices of shape {is:?} for {:?} along axis {axis}", data.shape));
-    }
-    let (_, n, inner) = around(&data.shape, axis);
-    let m = is[axis];
-    let mut places = Vec::with_capacity(iv.len());
-    for (k, &i) in iv.iter().enumerate() {
-        let first = k / (m * inner).max(1) * n;
-        places.push(checked_place(c, i, n)?.map(|i| (first + i) * inner + k % inner.max(1)));
-    }
-    update_runs(c, 1, &places, &mut out[0])
+    update_runs(c, 1, &places_along_axis(c, c.arg("data")?)?, &mut out[0])
 }
 
 pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let data = c.arg("data")?;
-    let (is, iv) = indices(c)?;
-    let depth = is.last().copied().unwrap_or(0);
-    if is.is_empty() || depth > data.rank() {
-        return invalid(format!("indices of shape {is:?} into {:?}", data.shape));
-    }
-    let own = dense_strides(&data.shape);
-    let run: usize = data.shape[depth..].iter().product();
-    let mut places = Vec::new();
-    for tuple in iv.chunks_exact(depth.max(1)) {
-        let mut at = Some(0);
-        for (j, &i) in tuple.iter().enumerate() {
-            let found = checked_place(c, i, data.shape[j])?;
-            at = at.zip(found).map(|(at, i)| at + i * own[j]);
-        }
-        places.push(at);
-    }
-    update_runs(c, run, &places, &mut out[0])
+    let (depth, places) = places_of_tuples(c, data, 0)?;
+    update_runs(c, data.shape[depth..].iter().product(), &places, &mut out[0])
 }
 
 #[cfg(test)]

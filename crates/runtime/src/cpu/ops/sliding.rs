@@ -4,7 +4,7 @@ use super::image::{channels_last_image, dense_image, to_channels_first, to_chann
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use super::window::{WindowParams, per_axis};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::Tensor;
 use anemoe_kernels::{Conv, Matrix, Pool, PoolFunction, Pooling, Window, pool_windows};
 
 pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -38,18 +38,12 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 
 /// Computes `conv` with the weight `weight quant_scale + quant_bias`, whose factors are one for all or for each output channel.
 pub(super) fn conv_quantized(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let floats = |name: &str| -> OpResult<Vec<f32>> {
-        match &c.arg(name)?.data {
-            Data::F32(v) => Ok(v.clone()),
-            Data::I32(v) => Ok(v.iter().map(|&v| v as f32).collect()),
-            _ => invalid(format!("parameter `{name}` must be numbers")),
-        }
-    };
     if c.str("quantization_type", "linear")? != "linear" {
         return unsupported("conv_quantized with a table");
     }
     let shape = &c.arg("weight")?.shape;
-    let (mut weight, scale, offset) = (floats("weight")?, floats("quant_scale")?, floats("quant_bias")?);
+    let (mut weight, scale, offset) =
+        (c.numbers("weight")?, c.numbers("quant_scale")?, c.numbers("quant_bias")?);
     let rows = shape.first().copied().unwrap_or(0);
     if [&scale, &offset].iter().any(|v| v.len() != 1 && v.len() != rows) {
         let (a, b) = (scale.len(), offset.len());
@@ -62,7 +56,7 @@ pub(super) fn conv_quantized(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult 
     }
     let mut owned = vec![("weight", Tensor::f32(shape, weight))];
     if let Some(bias) = c.get("bias") {
-        owned.push(("bias", Tensor::f32(&bias.shape, floats("bias")?)));
+        owned.push(("bias", Tensor::f32(&bias.shape, c.numbers("bias")?)));
     }
     let others = c.inputs.iter().filter(|(name, _)| !matches!(*name, "weight" | "bias")).copied();
     let inputs: Vec<(&str, &Tensor)> = others.chain(owned.iter().map(|(name, t)| (*name, t))).collect();

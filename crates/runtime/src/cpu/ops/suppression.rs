@@ -1,6 +1,6 @@
 //! `non_maximum_suppression`: the best boxes that do not overlap better ones.
 
-use super::operands::{OpContext, OpError, OpResult};
+use super::operands::{OpContext, OpResult};
 use super::shape::{count, invalid};
 use crate::tensor::Tensor;
 
@@ -55,8 +55,7 @@ pub(super) fn non_maximum_suppression(c: &OpContext<'_>, out: &mut [Tensor]) -> 
     let required = |name: &str| c.arg(name).and_then(|_| c.float(name, 0.0));
     let threshold = required("iou_threshold")?;
     let enough = c.float("score_threshold", f32::NEG_INFINITY)?;
-    let most = usize::try_from(c.arg("max_boxes").and_then(|_| c.int("max_boxes", 0))?)
-        .map_err(|_| OpError::Invalid("negative `max_boxes`".into()))?;
+    let most = c.arg("max_boxes").and_then(|_| c.size("max_boxes", 0))?;
     let by_class = c.bool("per_class_suppression", false)?;
     // A field of a box of an image lies at `[image, box, field]` or `[image, field, box]`.
     let at = |image: usize, fields: usize, boxes: usize, b: usize, f: usize| {

@@ -4,7 +4,7 @@ use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
 use super::scatter_gather::copy_runs;
 use super::shape::{around, count, invalid, repeated, unsupported};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Element, Tensor, with_elements};
 use anemoe_mlpackage::mil::DataType;
 
 pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -26,13 +26,17 @@ pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         shape[axis] += v.shape[axis];
     }
     count(&shape)?;
-    fn join<T: Copy>(
-        parts: &[&[T]],
+    /// Joins values of the type of `_first`.
+    fn join<T: Element>(
+        _first: &[T],
+        values: &[&Tensor],
         sizes: &[usize],
         outer: usize,
         interleave: Option<(usize, usize)>,
         out: &mut [T],
-    ) {
+    ) -> OpResult {
+        let parts = values.iter().map(|v| v.elements()).collect::<Option<Vec<&[T]>>>();
+        let parts = parts.ok_or_else(|| OpError::Invalid("values of different types".into()))?;
         let total: usize = sizes.iter().sum();
         for o in 0..outer {
             let row = &mut out[o * total..(o + 1) * total];
@@ -55,27 +59,17 @@ pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 }
             }
         }
+        Ok(())
     }
     let (outer, _, inner) = around(&first.shape, axis);
     let sizes: Vec<usize> = c.values.iter().map(|v| v.shape[axis] * inner).collect();
     let turns = interleave.then_some((first.shape[axis], inner));
-    let mixed = || OpError::Invalid("values of different types".into());
-    match &first.data {
-        Data::F32(_) => {
-            let parts: Option<Vec<&[f32]>> = c.values.iter().map(|v| v.as_f32()).collect();
-            join(&parts.ok_or_else(mixed)?, &sizes, outer, turns, out[0].reset_f32(&shape));
-        }
-        Data::I32(_) => {
-            let parts: Option<Vec<&[i32]>> = c.values.iter().map(|v| v.as_i32()).collect();
-            join(&parts.ok_or_else(mixed)?, &sizes, outer, turns, out[0].reset_i32(&shape));
-        }
-        Data::Bool(_) => {
-            let parts: Option<Vec<&[bool]>> = c.values.iter().map(|v| v.as_bool()).collect();
-            join(&parts.ok_or_else(mixed)?, &sizes, outer, turns, out[0].reset_bool(&shape));
-        }
-        Data::Str(_) => return unsupported("strings"),
-    }
-    Ok(())
+    with_elements!(
+        F32 | I32 | Bool,
+        &first.data,
+        |v| join(v, c.values, &sizes, outer, turns, out[0].reset(&shape)),
+        unsupported("strings")
+    )
 }
 
 pub(super) fn stack(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -126,9 +120,7 @@ pub(super) fn split(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 
 pub(super) fn tile(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let reps = c.ints("reps")?.unwrap_or(&[]);
-    let reps: Option<Vec<usize>> = reps.iter().map(|&r| usize::try_from(r).ok()).collect();
-    let reps = reps.filter(|r| r.len() == x.rank());
+    let reps = c.sizes("reps")?.filter(|r| r.len() == x.rank());
     let reps =
         reps.ok_or_else(|| OpError::Invalid(format!("parameter `reps` for a tensor of rank {}", x.rank())))?;
     // Each axis becomes two: repetitions (stride 0) and elements.
@@ -151,7 +143,7 @@ pub(super) fn rearrange(x: &Tensor, dims: &[usize], strides: &[usize], shape: &[
 }
 
 /// Fills a tensor of `shape` and `dtype` with the one number of `value`; with zero if there is no value.
-fn filled(value: Option<&Tensor>, shape: &[usize], dtype: DataType, out: &mut Tensor) -> OpResult {
+pub(super) fn filled(value: Option<&Tensor>, shape: &[usize], dtype: DataType, out: &mut Tensor) -> OpResult {
     count(shape)?;
     let (float, int, flag) = match value.map(|t| &t.data) {
         None => (0.0, 0, false),
@@ -172,9 +164,7 @@ pub(super) fn fill(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let shape: Vec<usize> = if c.op == "fill_like" {
         c.arg("ref_tensor")?.shape.clone()
     } else {
-        let v = c.required_ints("shape")?;
-        let v: Option<Vec<usize>> = v.iter().map(|&n| usize::try_from(n).ok()).collect();
-        v.ok_or_else(|| OpError::Invalid("a negative dimension".into()))?
+        c.arg("shape").and_then(|_| c.sizes("shape"))?.unwrap_or_default()
     };
     filled(c.get("value"), &shape, c.outputs.first().map_or(DataType::Float32, |t| t.dtype), &mut out[0])
 }
@@ -222,13 +212,19 @@ pub(super) fn band_part(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         (lower < 0 || m - n <= lower) && (upper < 0 || n - m <= upper)
     };
     super::elementwise_unary::copy(x, &x.shape, &mut out[0]);
-    match &mut out[0].data {
-        Data::F32(v) => v.iter_mut().enumerate().filter(|(k, _)| !keep(*k)).for_each(|(_, v)| *v = 0.0),
-        Data::I32(v) => v.iter_mut().enumerate().filter(|(k, _)| !keep(*k)).for_each(|(_, v)| *v = 0),
-        Data::Bool(v) => v.iter_mut().enumerate().filter(|(k, _)| !keep(*k)).for_each(|(_, v)| *v = false),
-        Data::Str(_) => return unsupported("strings"),
-    }
+    with_elements!(
+        F32 | I32 | Bool,
+        &mut out[0].data,
+        |v| v.iter_mut().enumerate().filter(|(k, _)| !keep(*k)).for_each(|(_, v)| *v = Default::default()),
+        return unsupported("strings")
+    );
     Ok(())
+}
+
+/// Returns the elements of `x`, which `of` reads, as numbers.
+fn numbers(x: &Tensor, of: &str) -> OpResult<Vec<f64>> {
+    let other = || unsupported(format!("{of} other than numbers"));
+    with_elements!(F32 | I32, &x.data, |v| Ok(v.iter().map(|v| v.number()).collect()), other())
 }
 
 pub(super) fn cumsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -236,46 +232,34 @@ pub(super) fn cumsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let axis = super::shape::axis(c.int("axis", 0)?, x.rank())?;
     let (exclusive, reverse) = (c.bool("exclusive", false)?, c.bool("reverse", false)?);
     let (outer, n, inner) = around(&x.shape, axis);
-    let run = |get: &dyn Fn(usize) -> f64, put: &mut dyn FnMut(usize, f64)| {
-        for o in 0..outer {
-            for i in 0..inner {
-                let mut sum = 0.0;
-                for k in 0..n {
-                    let k = if reverse { n - 1 - k } else { k };
-                    let at = (o * n + k) * inner + i;
-                    if exclusive {
-                        put(at, sum);
-                        sum += get(at);
-                    } else {
-                        sum += get(at);
-                        put(at, sum);
-                    }
-                }
+    let mut sums = numbers(x, "cumsum of")?;
+    for o in 0..outer {
+        for i in 0..inner {
+            let mut sum = 0.0;
+            for k in 0..n {
+                let k = if reverse { n - 1 - k } else { k };
+                let at = &mut sums[(o * n + k) * inner + i];
+                let before = sum;
+                sum += *at;
+                *at = if exclusive { before } else { sum };
             }
         }
-    };
+    }
     match &x.data {
-        Data::F32(v) => {
-            let y = out[0].reset_f32(&x.shape);
-            run(&|k| f64::from(v[k]), &mut |k, s| y[k] = s as f32);
-        }
-        Data::I32(v) => {
-            let y = out[0].reset_i32(&x.shape);
-            run(&|k| f64::from(v[k]), &mut |k, s| y[k] = s as i64 as i32);
-        }
-        _ => return unsupported("cumsum of other than numbers"),
+        Data::F32(_) => out[0].reset_f32(&x.shape).iter_mut().zip(sums).for_each(|(y, s)| *y = s as f32),
+        _ => out[0].reset_i32(&x.shape).iter_mut().zip(sums).for_each(|(y, s)| *y = s as i64 as i32),
     }
     Ok(())
 }
 
 pub(super) fn non_zero(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let found: Vec<usize> = match &x.data {
-        Data::F32(v) => (0..v.len()).filter(|&i| v[i] != 0.0).collect(),
-        Data::I32(v) => (0..v.len()).filter(|&i| v[i] != 0).collect(),
-        Data::Bool(v) => (0..v.len()).filter(|&i| v[i]).collect(),
-        Data::Str(_) => return unsupported("strings"),
-    };
+    let found: Vec<usize> = with_elements!(
+        F32 | I32 | Bool,
+        &x.data,
+        |v| (0..v.len()).filter(|&i| v[i].number() != 0.0).collect(),
+        return unsupported("strings")
+    );
     let own = dense_strides(&x.shape);
     let rank = x.rank();
     let y = out[0].reset_i32(&[found.len(), rank]);
@@ -300,7 +284,6 @@ pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     shape.insert(axis, n);
     count(&shape)?;
     let (outer, _, inner) = around(&shape, axis);
-    let float = c.outputs.first().is_some_and(|t| t.dtype.is_float());
     let place = |o: usize, i: usize| {
         let index = iv[o * inner + i];
         // Negative indices count from the end; for any other index outside the vector all elements are `off_value`.
@@ -308,32 +291,24 @@ pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         usize::try_from(at).ok().filter(|&k| k < n).map(|k| (o * n + k) * inner + i)
     };
     let places = || (0..outer).flat_map(move |o| (0..inner).filter_map(move |i| place(o, i)));
-    if float {
-        let (on, off) = (c.float("on_value", 1.0)?, c.float("off_value", 0.0)?);
-        let y = out[0].reset_f32(&shape);
+    fn write<T: Element>(y: &mut [T], (on, off): (T, T), places: impl Iterator<Item = usize>) {
         y.fill(off);
-        places().for_each(|p| y[p] = on);
-    } else if let Some(Tensor { data: Data::Bool(_), .. }) = c.get("on_value") {
-        let (on, off) = (c.bool("on_value", true)?, c.bool("off_value", false)?);
-        let y = out[0].reset_bool(&shape);
-        y.fill(off);
-        places().for_each(|p| y[p] = on);
+        places.for_each(|p| y[p] = on);
+    }
+    let (on, off) = ("on_value", "off_value");
+    if c.outputs.first().is_some_and(|t| t.dtype.is_float()) {
+        write(out[0].reset_f32(&shape), (c.float(on, 1.0)?, c.float(off, 0.0)?), places());
+    } else if let Some(Tensor { data: Data::Bool(_), .. }) = c.get(on) {
+        write(out[0].reset_bool(&shape), (c.bool(on, true)?, c.bool(off, false)?), places());
     } else {
-        let (on, off) = (c.int("on_value", 1)?, c.int("off_value", 0)?);
-        let y = out[0].reset_i32(&shape);
-        y.fill(off);
-        places().for_each(|p| y[p] = on);
+        write(out[0].reset_i32(&shape), (c.int(on, 1)?, c.int(off, 0)?), places());
     }
     Ok(())
 }
 
 /// Calls `each` with outer index, inner index and the positions along the axis in order of their values; equal values keep order.
 fn order(x: &Tensor, axis: usize, ascending: bool, mut each: impl FnMut(usize, usize, &[usize])) -> OpResult {
-    let values: Vec<f64> = match &x.data {
-        Data::F32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        Data::I32(v) => v.iter().map(|&v| f64::from(v)).collect(),
-        _ => return unsupported("ordering other than numbers"),
-    };
+    let values = numbers(x, "ordering")?;
     let (outer, n, inner) = around(&x.shape, axis);
     let mut positions: Vec<usize> = Vec::with_capacity(n);
     for o in 0..outer {
@@ -385,11 +360,7 @@ pub(super) fn topk(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let (o, i) = (at / (k * inner).max(1), at % inner.max(1));
         (o * n + indices[at] as usize) * inner + i
     };
-    match &x.data {
-        Data::F32(v) => out[0].reset_f32(&shape).iter_mut().enumerate().for_each(|(at, y)| *y = v[from(at)]),
-        Data::I32(v) => out[0].reset_i32(&shape).iter_mut().enumerate().for_each(|(at, y)| *y = v[from(at)]),
-        _ => return unsupported("topk of other than numbers"),
-    }
+    copy_runs(x, &shape, 1, &(0..indices.len()).map(from).collect::<Vec<_>>(), &mut out[0])?;
     if let Some(out) = out.get_mut(1) {
         out.reset_i32(&shape).copy_from_slice(&indices);
     }
@@ -446,25 +417,17 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Some(from)
     };
     let out_strides = dense_strides(&shape);
-    let constant = c.get("constant_val");
-    match &x.data {
-        Data::F32(v) => {
-            let value = constant.and_then(|t| t.as_f32()).and_then(|v| v.first().copied()).unwrap_or(0.0);
-            let y = out[0].reset_f32(&shape);
+    with_elements!(
+        F32 | I32 | Bool,
+        &x.data,
+        |v| {
+            let constant = c.get("constant_val").and_then(|t| t.elements()?.first().copied());
+            let value = constant.unwrap_or_default();
+            let y = out[0].reset(&shape);
             y.iter_mut().enumerate().for_each(|(k, y)| *y = place(k, &out_strides).map_or(value, |p| v[p]));
-        }
-        Data::I32(v) => {
-            let value = constant.and_then(|t| t.as_i32()).and_then(|v| v.first().copied()).unwrap_or(0);
-            let y = out[0].reset_i32(&shape);
-            y.iter_mut().enumerate().for_each(|(k, y)| *y = place(k, &out_strides).map_or(value, |p| v[p]));
-        }
-        Data::Bool(v) => {
-            let value = constant.and_then(|t| t.as_bool()).and_then(|v| v.first().copied()).unwrap_or(false);
-            let y = out[0].reset_bool(&shape);
-            y.iter_mut().enumerate().for_each(|(k, y)| *y = place(k, &out_strides).map_or(value, |p| v[p]));
-        }
-        Data::Str(_) => return unsupported("strings"),
-    }
+        },
+        return unsupported("strings")
+    );
     Ok(())
 }
 
@@ -472,12 +435,7 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 pub(super) fn quantization(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("input")?;
     let (scale_shape, scale) = c.f32s("scale")?;
-    let zero: Vec<f32> = match c.get("zero_point").map(|t| &t.data) {
-        None => vec![0.0],
-        Some(Data::I32(v)) => v.iter().map(|&v| v as f32).collect(),
-        Some(Data::F32(v)) => v.clone(),
-        Some(_) => return invalid("parameter `zero_point` must be numbers"),
-    };
+    let zero = if c.get("zero_point").is_some() { c.numbers("zero_point")? } else { vec![0.0] };
     // Shape of `n` scales or zero points: a vector lies along the axis.
     let along = |n: usize| -> OpResult<Vec<usize>> {
         let mut shape = vec![1; x.rank()];

@@ -6,7 +6,7 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::scatter_gather::copy_runs;
 use super::shape::{count, invalid, unsupported};
 use super::tensor_operation::rearrange;
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Tensor, with_elements};
 
 pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
@@ -263,12 +263,13 @@ pub(super) fn slice_update(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             }
         });
     }
-    match (&mut out[0].data, &update.data) {
-        (Data::F32(o), Data::F32(u)) => write(x, &s, u, o),
-        (Data::I32(o), Data::I32(u)) => write(x, &s, u, o),
-        (Data::Bool(o), Data::Bool(u)) => write(x, &s, u, o),
-        _ => return invalid("an update of another type"),
-    }
+    let data = (&mut out[0].data, &update.data);
+    with_elements!(
+        F32 | I32 | Bool,
+        (data.0, data.1),
+        |o, u| write(x, &s, u, o),
+        return invalid("an update of another type")
+    );
     Ok(())
 }
 
@@ -422,16 +423,14 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
         Some(offset)
     };
-    match &x.data {
-        Data::F32(v) => {
-            let y = out[0].reset_f32(&shape);
-            (0..total).for_each(|k| y[k] = from(k).map_or(0.0, |p| v[p]));
-        }
-        Data::I32(v) => {
-            let y = out[0].reset_i32(&shape);
-            (0..total).for_each(|k| y[k] = from(k).map_or(0, |p| v[p]));
-        }
-        _ => return unsupported("other than numbers"),
-    }
+    with_elements!(
+        F32 | I32,
+        &x.data,
+        |v| {
+            let y = out[0].reset(&shape);
+            (0..total).for_each(|k| y[k] = from(k).map_or(Default::default(), |p| v[p]));
+        },
+        return unsupported("other than numbers")
+    );
     Ok(())
 }
