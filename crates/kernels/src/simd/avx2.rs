@@ -16,23 +16,17 @@ macro_rules! both {
 
 /// Evaluates an expression for both halves; a closure would not be compiled with the instructions.
 macro_rules! pair {
-    (|$v:ident| $body:expr, $a:expr, $b:expr) => {
-        (
-            {
-                let $v = $a;
-                $body
-            },
-            {
-                let $v = $b;
-                $body
-            },
-        )
-    };
+    (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
+        let low = { $(let $v = $a.0;)* $body };
+        let high = { $(let $v = $a.1;)* $body };
+        (low, high)
+    }};
 }
 
+/// Evaluates an expression for both halves of a vector.
 macro_rules! halves {
-    (|$v:ident| $body:expr, $a:expr, $b:expr) => {{
-        let (low, high) = pair!(|$v| $body, $a, $b);
+    ($($all:tt)*) => {{
+        let (low, high) = pair!($($all)*);
         Avx2(low, high)
     }};
 }
@@ -59,6 +53,16 @@ pub(super) fn add_lanes_by_halves(v: [__m256; 4]) -> [f32; 4] {
     }
 }
 
+/// Looks up eight indices, of which the bits of `mask` count.
+///
+/// # Safety
+/// The table has `mask + 1` entries, and the processor has AVX2.
+#[inline(always)]
+unsafe fn gather(table: *const f32, at: __m256i, mask: i32) -> __m256 {
+    // SAFETY: masked indices lie inside the table.
+    unsafe { _mm256_i32gather_ps::<4>(table, _mm256_and_si256(at, _mm256_set1_epi32(mask))) }
+}
+
 impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     const REGISTERS: usize = 8;
 
@@ -80,41 +84,26 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
             _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
         }
     }
-    #[inline(always)]
-    fn add(self, b: Self) -> Self {
-        both!(_mm256_add_ps, self, b)
-    }
-    #[inline(always)]
-    fn mul(self, b: Self) -> Self {
-        both!(_mm256_mul_ps, self, b)
-    }
-    #[inline(always)]
-    fn div(self, b: Self) -> Self {
-        both!(_mm256_div_ps, self, b)
-    }
-    #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
-        both!(_mm256_fmadd_ps, self, b, c)
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, b: Self, c: Self) -> Self {
-        both!(_mm256_fnmadd_ps, self, b, c)
-    }
-    #[inline(always)]
-    fn min(self, b: Self) -> Self {
-        both!(_mm256_min_ps, self, b)
-    }
-    #[inline(always)]
-    fn max(self, b: Self) -> Self {
-        both!(_mm256_max_ps, self, b)
+    vector_methods! {
+        add(a, b) = both!(_mm256_add_ps, a, b);
+        mul(a, b) = both!(_mm256_mul_ps, a, b);
+        div(a, b) = both!(_mm256_div_ps, a, b);
+        mul_add(a, b, c) = both!(_mm256_fmadd_ps, a, b, c);
+        neg_mul_add(a, b, c) = both!(_mm256_fnmadd_ps, a, b, c);
+        min(a, b) = both!(_mm256_min_ps, a, b);
+        max(a, b) = both!(_mm256_max_ps, a, b);
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
         // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
-            let low = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0);
-            let high = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, bound.1);
-            Avx2(_mm256_blendv_ps(y.0, x.0, low), _mm256_blendv_ps(y.1, x.1, high))
+            halves!(
+                |v, bound, x, y| _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(v, bound)),
+                self,
+                bound,
+                x,
+                y
+            )
         }
     }
     #[inline(always)]
@@ -153,12 +142,12 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     #[inline(always)]
     fn load_u16(v: &[u8; 32]) -> Self::U32s {
         // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
+        unsafe { pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16)) }
     }
     #[inline(always)]
     fn load_u8(v: &[u8; 16]) -> Self::U32s {
         // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), 0, 8) }
+        unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), (0, 8)) }
     }
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
@@ -211,8 +200,7 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
         unsafe {
             halves!(
                 |at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast()))),
-                0,
-                8
+                (0, 8)
             )
         }
     }
@@ -230,13 +218,13 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     #[inline(always)]
     fn from_f16(v: &[u8; 32]) -> Self {
         // SAFETY: 32 bytes are there; the processor has F16C, see `simd`.
-        unsafe { halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), 0, 16) }
+        unsafe { halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16)) }
     }
     #[inline(always)]
     fn to_f16(self, out: &mut [u8; 32]) {
         // SAFETY: there is room for 32 bytes; the processor has F16C, see `simd`.
         unsafe {
-            let (low, high) = pair!(|v| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v), self.0, self.1);
+            let (low, high) = pair!(|v| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v), self);
             _mm_storeu_si128(out.as_mut_ptr().cast(), low);
             _mm_storeu_si128(out.as_mut_ptr().add(16).cast(), high);
         }
@@ -252,32 +240,19 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
                     let (a, b) = (_mm256_permutevar8x32_ps(table.0, i), _mm256_permutevar8x32_ps(table.1, i));
                     _mm256_blendv_ps(a, b, upper)
                 },
-                at.0,
-                at.1
+                at
             )
         }
     }
     #[inline(always)]
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
         // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
-        unsafe {
-            halves!(
-                |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(63))),
-                at.0,
-                at.1
-            )
-        }
+        unsafe { halves!(|i| gather(table.as_ptr(), i, 63), at) }
     }
     #[inline(always)]
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
         // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
-        unsafe {
-            halves!(
-                |i| _mm256_i32gather_ps::<4>(table.as_ptr(), _mm256_and_si256(i, _mm256_set1_epi32(255))),
-                at.0,
-                at.1
-            )
-        }
+        unsafe { halves!(|i| gather(table.as_ptr(), i, 255), at) }
     }
     const LARGEST_HALF_TABLE: usize = 64;
     type HalfTable = [[__m256i; 4]; 2];
@@ -405,8 +380,7 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
                     let biased = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
                     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
                 },
-                self.0,
-                self.1
+                self
             )
         }
     }
@@ -530,15 +504,6 @@ impl<const BITS: usize> UnpackLanes<BITS> {
     pub(super) const UNPACK: Unpack = Unpack::new(BITS);
 }
 
-/// Evaluates an expression for both halves.
-macro_rules! halves_of {
-    (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
-        let low = { $(let $v = $a.0;)* $body };
-        let high = { $(let $v = $a.1;)* $body };
-        (low, high)
-    }};
-}
-
 /// Unpacks thirty-two elements of BITS bits.
 ///
 /// # Safety
@@ -599,7 +564,7 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     #[inline(always)]
     fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes {
         // SAFETY: the processor has AVX2.
-        unsafe { halves_of!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(bits as i8)), v) }
+        unsafe { pair!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(bits as i8)), v) }
     }
     #[inline(always)]
     fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
@@ -607,15 +572,15 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
         unsafe {
             let low = _mm256_set1_epi8(15);
             (
-                halves_of!(|v| _mm256_and_si256(v, low), v),
-                halves_of!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), low), v),
+                pair!(|v| _mm256_and_si256(v, low), v),
+                pair!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), low), v),
             )
         }
     }
     #[inline(always)]
     fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
         // SAFETY: the processor has AVX2.
-        unsafe { halves_of!(|table, at| _mm256_shuffle_epi8(table, at), table, at) }
+        unsafe { pair!(|table, at| _mm256_shuffle_epi8(table, at), table, at) }
     }
     #[inline(always)]
     fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
@@ -632,7 +597,7 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
             let b = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(16).cast()));
             let c = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(32).cast()));
             let d = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(48).cast()));
-            halves_of!(
+            pair!(
                 |at| {
                     // Bits 4 and 5, each moved to the sign.
                     let (fourth, fifth) = (_mm256_slli_epi16::<3>(at), _mm256_slli_epi16::<2>(at));
@@ -665,13 +630,13 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
         if VNNI {
             // SAFETY: the processor has AVX-VNNI.
             return unsafe {
-                halves_of!(|sums, codes, x| _mm256_dpbusd_avx_epi32(sums, codes, x), sums, codes, x)
+                pair!(|sums, codes, x| _mm256_dpbusd_avx_epi32(sums, codes, x), sums, codes, x)
             };
         }
         // Even and odd bytes are multiplied separately: a sum of two products can exceed 16 bits.
         // SAFETY: the processor has AVX2.
         unsafe {
-            halves_of!(
+            pair!(
                 |sums, codes, x| {
                     let even = _mm256_madd_epi16(
                         _mm256_and_si256(codes, _mm256_set1_epi16(255)),
@@ -689,8 +654,7 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     #[inline(always)]
     fn sums_to_f32(v: Self::Sums) -> Self {
         // SAFETY: the processor has AVX2.
-        let (low, high) = unsafe { halves_of!(|v| _mm256_cvtepi32_ps(v), v) };
-        Avx2(low, high)
+        unsafe { halves!(|v| _mm256_cvtepi32_ps(v), v) }
     }
     #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
@@ -698,7 +662,7 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
         let all = unsafe {
             let byte = _mm256_set1_epi32(255);
             let [a, b, c, d] = v;
-            halves_of!(
+            pair!(
                 |a, b, c, d| {
                     let a = _mm256_and_si256(_mm256_cvtps_epi32(a), byte);
                     let b = _mm256_slli_epi32::<8>(_mm256_and_si256(_mm256_cvtps_epi32(b), byte));
@@ -735,7 +699,7 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
     fn lookup_i16<const J: usize>((low, high): Self::Table, at: Self::Bytes) -> Self::Bytes {
         // SAFETY: the processor has AVX2.
         unsafe {
-            halves_of!(
+            pair!(
                 |at| {
                     let at = if J.is_multiple_of(2) { at } else { _mm256_srli_epi16::<4>(at) };
                     let at = _mm256_and_si256(at, _mm256_set1_epi8(15));
@@ -807,8 +771,8 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
     fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {
         // SAFETY: the processor has AVX2.
         unsafe {
-            let even = halves_of!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes);
-            [even, halves_of!(|v| _mm256_srli_epi16::<8>(v), codes)]
+            let even = pair!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes);
+            [even, pair!(|v| _mm256_srli_epi16::<8>(v), codes)]
         }
     }
     #[inline(always)]
@@ -822,7 +786,7 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
         // SAFETY: the processor has AVX2.
         let (upper, lower) = unsafe {
             let half = _mm256_set1_epi32(2048);
-            let sums = halves_of!(
+            let sums = pair!(
                 |even, odd| (
                     _mm256_add_epi32(_mm256_cvtps_epi32(even), half),
                     _mm256_add_epi32(_mm256_cvtps_epi32(odd), half)
@@ -830,12 +794,12 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
                 even,
                 odd
             );
-            let upper = halves_of!(
+            let upper = pair!(
                 |v| _mm256_blend_epi16::<0xaa>(_mm256_srai_epi32::<12>(v.0), _mm256_slli_epi32::<4>(v.1)),
                 sums
             );
             let rest = _mm256_set1_epi32(4095);
-            let lower = halves_of!(
+            let lower = pair!(
                 |v| {
                     let even = _mm256_sub_epi32(_mm256_and_si256(v.0, rest), half);
                     let odd = _mm256_sub_epi32(_mm256_and_si256(v.1, rest), half);
@@ -852,22 +816,22 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
     fn exponent_scales(self) -> (Self, Self) {
         // SAFETY: the processor has AVX2.
         unsafe {
-            let bits = halves_of!(
+            let bits = pair!(
                 |v| {
                     let bits = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7f80_0000));
                     _mm256_max_epi32(bits, _mm256_set1_epi32(MIN_EXPONENT as i32))
                 },
                 self
             );
-            let inverse = halves_of!(
+            let inverse = halves!(
                 |v| _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(INVERSE_EXPONENT as i32), v)),
                 bits
             );
-            let step = halves_of!(
+            let step = halves!(
                 |v| _mm256_castsi256_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(STEP_EXPONENT as i32))),
                 bits
             );
-            (Avx2(inverse.0, inverse.1), Avx2(step.0, step.1))
+            (inverse, step)
         }
     }
 }

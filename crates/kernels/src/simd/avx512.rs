@@ -9,6 +9,14 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
 
+/// Applies an intrinsic to vectors.
+macro_rules! one {
+    ($f:ident, $($v:expr),*) => {
+        // SAFETY: the processor has AVX-512 F, see `simd`.
+        unsafe { Avx512($f($($v.0),*)) }
+    };
+}
+
 /// Returns the upper eight of sixteen lanes.
 #[inline(always)]
 fn upper(v: __m512) -> __m256 {
@@ -25,20 +33,7 @@ pub(crate) fn first_bytes(n: usize) -> u64 {
 impl F32x16 for Avx512 {
     const REGISTERS: usize = 32;
 
-    const REGISTERS_PER_VECTOR: usize = 1;
-    type Register = __m512;
-    #[inline(always)]
-    fn load_register(v: &[f32; LANES], _: usize) -> __m512 {
-        Self::load(v).0
-    }
-    #[inline(always)]
-    fn store_register(v: __m512, out: &mut [f32; LANES], _: usize) {
-        Avx512(v).store(out);
-    }
-    #[inline(always)]
-    fn mul_add_register(a: __m512, b: __m512, c: __m512) -> __m512 {
-        Avx512(a).mul_add(Avx512(b), Avx512(c)).0
-    }
+    one_register!();
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
@@ -55,40 +50,14 @@ impl F32x16 for Avx512 {
         // SAFETY: there is room for sixteen numbers; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) }
     }
-    #[inline(always)]
-    fn add(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_add_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    fn mul(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    fn div(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_div_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)) }
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_fnmadd_ps(self.0, b.0, c.0)) }
-    }
-    #[inline(always)]
-    fn min(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_min_ps(self.0, b.0)) }
-    }
-    #[inline(always)]
-    fn max(self, b: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_max_ps(self.0, b.0)) }
+    vector_methods! {
+        add(a, b) = one!(_mm512_add_ps, a, b);
+        mul(a, b) = one!(_mm512_mul_ps, a, b);
+        div(a, b) = one!(_mm512_div_ps, a, b);
+        mul_add(a, b, c) = one!(_mm512_fmadd_ps, a, b, c);
+        neg_mul_add(a, b, c) = one!(_mm512_fnmadd_ps, a, b, c);
+        min(a, b) = one!(_mm512_min_ps, a, b);
+        max(a, b) = one!(_mm512_max_ps, a, b);
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
@@ -572,42 +541,11 @@ impl I16x32 for Avx512 {
             _mm512_permutexvar_epi16(at, table)
         }
     }
-    #[inline(always)]
-    fn dot_i16(sums: __m512i, w: __m512i, x: &[u8; 64]) -> __m512i {
-        // SAFETY: `x` has 64 bytes; the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs.
-        unsafe {
-            let x = _mm512_loadu_si512(x.as_ptr().cast());
-            dot_native(sums, w, x)
-        }
-    }
-    type WordRegister = __m512i;
-    type SumRegister = __m512i;
-    #[inline(always)]
-    fn load_word_register(v: &[u8; 64], _: usize) -> __m512i {
-        Self::load_bytes(v)
-    }
-    #[inline(always)]
-    fn lookup_word_registers(table: __m512i, at: &[u8; 64], _: usize) -> [__m512i; 4] {
-        let at = Self::load_bytes(at);
-        [
-            Self::lookup_i16::<0>(table, at),
-            Self::lookup_i16::<1>(table, at),
-            Self::lookup_i16::<2>(table, at),
-            Self::lookup_i16::<3>(table, at),
-        ]
-    }
-    #[inline(always)]
-    fn zero_sum_register() -> __m512i {
-        Self::zero_sums()
-    }
+    one_word_register!();
     #[inline(always)]
     fn dot_word_register(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs.
         unsafe { dot_native(sums, w, x) }
-    }
-    #[inline(always)]
-    fn sum_register_to_f32(v: __m512i) -> __m512 {
-        Self::sums_to_f32(v).0
     }
     #[inline(always)]
     fn widen_codes(codes: __m512i) -> [__m512i; 2] {

@@ -17,11 +17,15 @@ impl<D> Neon<D> {
     }
 }
 
-/// Applies an intrinsic to all four registers.
+/// Applies an intrinsic, or evaluates an expression, for all four registers.
 macro_rules! each {
     ($f:ident, $($v:expr),*) => {{
         // SAFETY: the processor has NEON.
         Neon::of(from_fn(|i| unsafe { $f($($v.0[i]),*) }))
+    }};
+    (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
+        // SAFETY: the processor has NEON.
+        Neon::of(from_fn(|i| unsafe { $(let $v = $a.0[i];)* $body }))
     }};
 }
 
@@ -123,46 +127,17 @@ impl<D: Copy> F32x16 for Neon<D> {
             unsafe { vst1q_f32(out.as_mut_ptr().add(4 * i), self.0[i]) };
         }
     }
-    #[inline(always)]
-    fn add(self, b: Self) -> Self {
-        each!(vaddq_f32, self, b)
-    }
-    #[inline(always)]
-    fn mul(self, b: Self) -> Self {
-        each!(vmulq_f32, self, b)
-    }
-    #[inline(always)]
-    fn div(self, b: Self) -> Self {
-        each!(vdivq_f32, self, b)
-    }
-    #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
-        each!(vfmaq_f32, c, self, b)
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, b: Self, c: Self) -> Self {
-        each!(vfmsq_f32, c, self, b)
-    }
-    #[inline(always)]
-    fn min(self, b: Self) -> Self {
-        // The instruction returns NaN if either operand is NaN; this function returns the second operand then.
-        self.if_below(b, self, b)
-    }
-    #[inline(always)]
-    fn max(self, b: Self) -> Self {
-        b.if_below(self, self, b)
-    }
-    #[inline(always)]
-    fn round(self) -> Self {
-        each!(vrndnq_f32, self)
-    }
-    #[inline(always)]
-    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
-        let below = |i: usize| {
-            // SAFETY: the processor has NEON.
-            unsafe { vbslq_f32(vcltq_f32(self.0[i], bound.0[i]), x.0[i], y.0[i]) }
-        };
-        Neon::of(from_fn(below))
+    vector_methods! {
+        add(a, b) = each!(vaddq_f32, a, b);
+        mul(a, b) = each!(vmulq_f32, a, b);
+        div(a, b) = each!(vdivq_f32, a, b);
+        mul_add(a, b, c) = each!(vfmaq_f32, c, a, b);
+        neg_mul_add(a, b, c) = each!(vfmsq_f32, c, a, b);
+        // The instruction returns NaN if either operand is NaN; these return the second operand then.
+        min(a, b) = a.if_below(b, a, b);
+        max(a, b) = b.if_below(a, a, b);
+        round(a) = each!(vrndnq_f32, a);
+        if_below(a, bound, x, y) = each!(|a, bound, x, y| vbslq_f32(vcltq_f32(a, bound), x, y), a, bound, x, y);
     }
 
     type U32s = Planes;
@@ -284,17 +259,13 @@ impl<D: Copy> F32x16 for Neon<D> {
         unsafe { vst1q_u8(each.as_mut_ptr(), at[0]) };
         Self::load(&each.map(|i| table[usize::from(i)]))
     }
-    crate::simd::traits::plain_half_tables!();
+    plain_half_tables!();
     #[inline(always)]
     fn power_of_two(self) -> Self {
-        let power = |i: usize| {
-            // SAFETY: the processor has NEON.
-            unsafe {
-                let biased = vaddq_s32(vcvtnq_s32_f32(self.0[i]), vdupq_n_s32(127));
-                vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
-            }
-        };
-        Neon::of(from_fn(power))
+        each!(
+            |v| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(127)))),
+            self
+        )
     }
     #[inline(always)]
     fn horizontal_sum(self) -> f32 {

@@ -21,20 +21,7 @@ impl F32x16 for Scalar {
     const REGISTERS: usize = 8;
     const IS_REFERENCE: bool = true;
 
-    const REGISTERS_PER_VECTOR: usize = 1;
-    type Register = Self;
-    #[inline(always)]
-    fn load_register(v: &[f32; LANES], _: usize) -> Self {
-        Self::load(v)
-    }
-    #[inline(always)]
-    fn store_register(v: Self, out: &mut [f32; LANES], _: usize) {
-        v.store(out);
-    }
-    #[inline(always)]
-    fn mul_add_register(a: Self, b: Self, c: Self) -> Self {
-        a.mul_add(b, c)
-    }
+    one_register!();
 
     #[inline(always)]
     fn splat(v: f32) -> Self {
@@ -48,33 +35,14 @@ impl F32x16 for Scalar {
     fn store(self, out: &mut [f32; LANES]) {
         *out = self.0;
     }
-    #[inline(always)]
-    fn add(self, b: Self) -> Self {
-        self.with(b, |a, b| a + b)
-    }
-    #[inline(always)]
-    fn mul(self, b: Self) -> Self {
-        self.with(b, |a, b| a * b)
-    }
-    #[inline(always)]
-    fn div(self, b: Self) -> Self {
-        self.with(b, |a, b| a / b)
-    }
-    #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
-        self.mul(b).add(c)
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, b: Self, c: Self) -> Self {
-        c.with(self.mul(b), |c, p| c - p)
-    }
-    #[inline(always)]
-    fn min(self, b: Self) -> Self {
-        self.with(b, |a, b| if a < b { a } else { b })
-    }
-    #[inline(always)]
-    fn max(self, b: Self) -> Self {
-        self.with(b, |a, b| if a > b { a } else { b })
+    vector_methods! {
+        add(a, b) = a.with(b, |a, b| a + b);
+        mul(a, b) = a.with(b, |a, b| a * b);
+        div(a, b) = a.with(b, |a, b| a / b);
+        mul_add(a, b, c) = a.mul(b).add(c);
+        neg_mul_add(a, b, c) = c.with(a.mul(b), |c, p| c - p);
+        min(a, b) = a.with(b, |a, b| if a < b { a } else { b });
+        max(a, b) = a.with(b, |a, b| if a > b { a } else { b });
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
@@ -145,7 +113,7 @@ impl F32x16 for Scalar {
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
         Scalar(at.map(|i| table[(i & 255) as usize]))
     }
-    crate::simd::traits::plain_half_tables!();
+    plain_half_tables!();
     #[inline(always)]
     fn power_of_two(self) -> Self {
         Scalar(self.0.map(|v| f32::from_bits(((v as i32 + 127) as u32) << 23)))
@@ -222,40 +190,14 @@ impl I16x32 for Scalar {
         out
     }
     #[inline(always)]
-    fn dot_i16(mut sums: [i32; LANES], w: [u8; 64], x: &[u8; 64]) -> [i32; LANES] {
+    fn dot_word_register(mut sums: [i32; LANES], w: [u8; 64], x: [u8; 64]) -> [i32; LANES] {
         let word = |of: &[u8; 64], i: usize| i32::from(i16::from_le_bytes([of[2 * i], of[2 * i + 1]]));
         for i in 0..2 * LANES {
-            sums[i / 2] += word(&w, i) * word(x, i);
+            sums[i / 2] += word(&w, i) * word(&x, i);
         }
         sums
     }
-    type WordRegister = [u8; 64];
-    type SumRegister = [i32; LANES];
-    #[inline(always)]
-    fn load_word_register(v: &[u8; 64], _: usize) -> [u8; 64] {
-        *v
-    }
-    #[inline(always)]
-    fn lookup_word_registers(table: [i16; 16], at: &[u8; 64], _: usize) -> [[u8; 64]; 4] {
-        [
-            Self::lookup_i16::<0>(table, *at),
-            Self::lookup_i16::<1>(table, *at),
-            Self::lookup_i16::<2>(table, *at),
-            Self::lookup_i16::<3>(table, *at),
-        ]
-    }
-    #[inline(always)]
-    fn zero_sum_register() -> [i32; LANES] {
-        Self::zero_sums()
-    }
-    #[inline(always)]
-    fn dot_word_register(sums: [i32; LANES], w: [u8; 64], x: [u8; 64]) -> [i32; LANES] {
-        Self::dot_i16(sums, w, &x)
-    }
-    #[inline(always)]
-    fn sum_register_to_f32(v: [i32; LANES]) -> Self {
-        Self::sums_to_f32(v)
-    }
+    one_word_register!();
     #[inline(always)]
     fn widen_codes(codes: [u8; 64]) -> [[u8; 64]; 2] {
         let (mut even, mut odd) = ([0; 64], [0; 64]);

@@ -197,6 +197,74 @@ pub(crate) trait F32x16: Copy {
     }
 }
 
+/// Implements methods with vectors as operands, each of them one expression.
+macro_rules! vector_methods {
+    ($($name:ident($first:ident $(, $other:ident)*) = $result:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self $(, $other: Self)*) -> Self {
+            let $first = self;
+            $result
+        }
+    )*};
+}
+pub(crate) use vector_methods;
+
+/// Implements [`F32x16::Register`] for a vector that is one register.
+macro_rules! one_register {
+    () => {
+        const REGISTERS_PER_VECTOR: usize = 1;
+        type Register = Self;
+        #[inline(always)]
+        fn load_register(v: &[f32; LANES], _: usize) -> Self {
+            Self::load(v)
+        }
+        #[inline(always)]
+        fn store_register(v: Self, out: &mut [f32; LANES], _: usize) {
+            v.store(out);
+        }
+        #[inline(always)]
+        fn mul_add_register(a: Self, b: Self, c: Self) -> Self {
+            a.mul_add(b, c)
+        }
+    };
+}
+pub(crate) use one_register;
+
+/// Implements the registers of [`I16x32`] for words that are one register.
+macro_rules! one_word_register {
+    () => {
+        type WordRegister = Self::Bytes;
+        type SumRegister = Self::Sums;
+        #[inline(always)]
+        fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
+            Self::dot_word_register(sums, w, Self::load_bytes(x))
+        }
+        #[inline(always)]
+        fn load_word_register(v: &[u8; 64], _: usize) -> Self::Bytes {
+            Self::load_bytes(v)
+        }
+        #[inline(always)]
+        fn lookup_word_registers(table: Self::Table, at: &[u8; 64], _: usize) -> [Self::Bytes; 4] {
+            let at = Self::load_bytes(at);
+            [
+                Self::lookup_i16::<0>(table, at),
+                Self::lookup_i16::<1>(table, at),
+                Self::lookup_i16::<2>(table, at),
+                Self::lookup_i16::<3>(table, at),
+            ]
+        }
+        #[inline(always)]
+        fn zero_sum_register() -> Self::Sums {
+            Self::zero_sums()
+        }
+        #[inline(always)]
+        fn sum_register_to_f32(v: Self::Sums) -> Self {
+            Self::sums_to_f32(v)
+        }
+    };
+}
+pub(crate) use one_word_register;
+
 /// Computes [`F32x16::lookup_halves_6`] in scalar code.
 #[inline(always)]
 pub(crate) fn plain_halves_6(table: &[u16; 64], at: &[u8; 96]) -> [[u16; 32]; 4] {
