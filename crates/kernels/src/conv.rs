@@ -14,6 +14,7 @@ use crate::elementwise::{get, put};
 use crate::matmul::{MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, Tokens, matmul_batch, multiply_rows};
 use crate::memory::{CacheLevel, prefetch};
 use crate::packed_rows::{PackedRows, TileProduct};
+use crate::pool::SharedPointer;
 use crate::simd::{F32x16, LANES, simd_fn};
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
@@ -222,10 +223,8 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
         WINDOWS.set(packed);
         return;
     }
-    struct To(*mut f32);
-    // SAFETY: parts write disjoint rows of disjoint tokens.
-    unsafe impl Sync for To {}
-    let to = To(p.y.as_mut_ptr());
+    // Parts write disjoint rows of disjoint tokens.
+    let to = SharedPointer(p.y.as_mut_ptr());
     let p = &*p;
     // Parts are blocks of tokens of each group, group by group.
     let compute = |parts: Range<usize>| {
@@ -261,13 +260,15 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
 /// Function that a convolution calls with results that are complete, and with the index in the result of the first of them.
 pub type Finish<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
 
-/// Describes a convolution with dense weights.
-pub struct PackedConv<'a> {
-    /// Weights, with columns `[taps, channels of a group]`.
-    pub w: &'a PackedRows,
+/// Describes a convolution with dense weights: packed rows with columns `[taps, channels of a group]`, or `[taps, channels]` of a
+/// depthwise convolution.
+pub struct PackedConv<'a, W: ?Sized = PackedRows> {
+    /// Weights.
+    pub w: &'a W,
     /// Places of the windows.
     pub window: &'a Window,
-    /// Input. Groups of eight channels or more are read where they lie if channels are contiguous.
+    /// Input. Groups of eight channels or more are read where they lie if channels are contiguous; those of a depthwise convolution
+    /// are.
     pub x: Image<'a>,
     /// Result `[batch * positions, rows]`.
     pub y: &'a mut [f32],
@@ -316,10 +317,8 @@ pub fn packed_conv(pool: &Pool, p: &mut PackedConv<'_>) {
     let tiles = wanted.div_ceil(groups * blocks).clamp(1, p.w.tiles());
     let tiles = p.w.tiles().div_ceil(tiles);
     let row_parts = p.w.tiles().div_ceil(tiles);
-    struct To(*mut f32);
-    // SAFETY: parts write disjoint rows of disjoint tokens.
-    unsafe impl Sync for To {}
-    let to = To(p.y.as_mut_ptr());
+    // Parts write disjoint rows of disjoint tokens.
+    let to = SharedPointer(p.y.as_mut_ptr());
     let p = &*p;
     pool.run_on(threads, groups * row_parts * blocks, &|i| {
         let to = &to;
@@ -404,20 +403,7 @@ fn find_pieces(p: &PackedConv<'_>, group: usize, tokens: Range<usize>, memory: &
 }
 
 /// Describes a convolution of each channel with a kernel of its own.
-pub struct DepthwiseConv<'a> {
-    /// Weights `[taps, channels]`.
-    pub w: &'a [f32],
-    /// Places of the windows.
-    pub window: &'a Window,
-    /// Input; its channels are contiguous.
-    pub x: Image<'a>,
-    /// Result `[batch * positions, channels]`.
-    pub y: &'a mut [f32],
-    /// Bias `[channels]`.
-    pub bias: Option<&'a [f32]>,
-    /// Function for complete results.
-    pub finish: Option<Finish<'a>>,
-}
+pub type DepthwiseConv<'a> = PackedConv<'a, [f32]>;
 
 /// Computes a depthwise convolution on all threads of the pool. Taps are added in ascending order, then the bias.
 ///

@@ -150,74 +150,48 @@ simd_fn! {
     pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, f: GateFunction, out: &mut [f32]) = gated_on
 }
 
-#[inline(always)]
-fn activated_on<L: F32x16>(x: &mut [f32], kind: ActivationFunction) {
-    for i in (0..x.len()).step_by(LANES) {
-        let v = activate::<L>(get(x, i), kind);
-        put(x, i, v);
-    }
+/// Defines a function that replaces each vector of `x`; the last vector is filled with zeros.
+macro_rules! map_fn {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident(x $(, $arg:ident: $ty:ty)*) = $on:ident, |$v:ident: $l:ident| $result:expr) => {
+        #[inline(always)]
+        fn $on<$l: F32x16>(x: &mut [f32] $(, $arg: $ty)*) {
+            for i in (0..x.len()).step_by(LANES) {
+                let $v = get::<$l>(x, i);
+                put(x, i, $result);
+            }
+        }
+        simd_fn! { $(#[$doc])* $vis fn $name(x: &mut [f32] $(, $arg: $ty)*) = $on }
+    };
 }
 
-simd_fn! {
+map_fn! {
     /// Computes `x = activation(x)`.
-    pub fn apply_activation(x: &mut [f32], kind: ActivationFunction) = activated_on
+    pub fn apply_activation(x, kind: ActivationFunction) = activated_on, |v: L| activate(v, kind)
 }
 
-#[inline(always)]
-fn sigmoid_on<L: F32x16>(x: &mut [f32]) {
-    let one = L::splat(1.0);
-    for i in (0..x.len()).step_by(LANES) {
-        let e = exp(get::<L>(x, i).mul(L::splat(-1.0)));
-        put(x, i, one.div(e.add(one)));
-    }
-}
-
-simd_fn! {
+map_fn! {
     /// Computes `x = 1 / (1 + e^-x)`.
-    pub fn apply_sigmoid(x: &mut [f32]) = sigmoid_on
+    pub fn apply_sigmoid(x) = sigmoid_on, |v: L| L::splat(1.0).div(exp(v.mul(L::splat(-1.0))).add(L::splat(1.0)))
 }
 
-#[inline(always)]
-fn softcap_on<L: F32x16>(x: &mut [f32], cap: f32) {
-    for i in (0..x.len()).step_by(LANES) {
-        let v = get::<L>(x, i);
+map_fn! {
+    /// Computes `x = cap * tanh(x / cap)`.
+    pub fn softcap(x, cap: f32) = softcap_on, |v: L| {
         // tanh u = 1 - 2 / (e^2u + 1)
         let e = exp(v.mul(L::splat(2.0 / cap)));
         let t = L::splat(2.0).div(e.add(L::splat(1.0))).neg_mul_add(L::splat(1.0), L::splat(1.0));
-        put(x, i, t.mul(L::splat(cap)));
+        t.mul(L::splat(cap))
     }
 }
 
-simd_fn! {
-    /// Computes `x = cap * tanh(x / cap)`.
-    pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
+map_fn! {
+    /// Computes `x = min(max(x, low), high)`; NaN becomes `low`: as the first operand of max it is dropped.
+    pub fn clamp(x, low: f32, high: f32) = clamp_on, |v: L| v.max(L::splat(low)).min(L::splat(high))
 }
 
-#[inline(always)]
-fn clamp_on<L: F32x16>(x: &mut [f32], low: f32, high: f32) {
-    for i in (0..x.len()).step_by(LANES) {
-        // NaN as the first operand of max is dropped.
-        let v = get::<L>(x, i).max(L::splat(low)).min(L::splat(high));
-        put(x, i, v);
-    }
-}
-
-simd_fn! {
-    /// Computes `x = min(max(x, low), high)`; NaN becomes `low`.
-    pub fn clamp(x: &mut [f32], low: f32, high: f32) = clamp_on
-}
-
-#[inline(always)]
-fn leaky_relu_on<L: F32x16>(x: &mut [f32], slope: f32) {
-    for i in (0..x.len()).step_by(LANES) {
-        let v = get::<L>(x, i);
-        put(x, i, v.if_below(L::splat(0.0), v.mul(L::splat(slope)), v));
-    }
-}
-
-simd_fn! {
+map_fn! {
     /// Computes `x = slope x` where x is below zero.
-    pub fn leaky_relu(x: &mut [f32], slope: f32) = leaky_relu_on
+    pub fn leaky_relu(x, slope: f32) = leaky_relu_on, |v: L| v.if_below(L::splat(0.0), v.mul(L::splat(slope)), v)
 }
 
 /// Names an operation on pairs of elements.

@@ -7,6 +7,7 @@
 //! Exponents  scale = 2^(byte - 127), exactly                               for exact matmul, MXFP4 in blocks of 32
 //! ```
 
+use crate::memory::array_at;
 use crate::weight_format::{IndexBits, IntBits};
 
 /// Turns stored elements into 8-bit codes: an element of group g is about `steps[g] * code + lows[g]`.
@@ -54,10 +55,7 @@ impl Int8Codes {
     /// Returns the N codes of a group's table.
     #[inline(always)]
     pub fn table<const N: usize>(&self, group: usize) -> &[u8; N] {
-        match self.tables[group * N..(group + 1) * N].try_into() {
-            Ok(codes) => codes,
-            Err(_) => unreachable!("N codes"),
-        }
+        array_at(&self.tables, group * N)
     }
 }
 
@@ -124,10 +122,7 @@ impl HalfLut {
     /// Returns the N entries of table `i`, as fp16 bits.
     #[inline(always)]
     pub fn table<const N: usize>(&self, i: usize) -> &[u16; N] {
-        match self.halves[i * N..(i + 1) * N].try_into() {
-            Ok(table) => table,
-            Err(_) => unreachable!("a slice of N"),
-        }
+        array_at(&self.halves, i * N)
     }
 }
 
@@ -162,10 +157,7 @@ impl Exponents {
     /// Returns the exponent bytes of four scales from `i` on; those behind the last scale are 0.
     #[inline(always)]
     pub fn four(&self, i: usize) -> &[u8; 4] {
-        match self.bytes[i..i + 4].try_into() {
-            Ok(four) => four,
-            Err(_) => unreachable!("a slice of four"),
-        }
+        array_at(&self.bytes, i)
     }
 }
 

@@ -12,6 +12,7 @@
 use crate::elementwise::{get, put};
 use crate::matmul::PARALLEL_MATMUL;
 use crate::memory::AlignedVec;
+use crate::pool::SharedPointer;
 use crate::simd::{F32x16, LANES, simd_fn};
 use crate::weight_format::WeightFormat;
 use crate::{Matrix, Pool, f16_bits_to_f32, f32_to_f16};
@@ -161,18 +162,8 @@ impl TileProduct<'_> {
     }
 }
 
-simd_fn! { fn multiply_fused(p: &TileProduct<'_>) = multiply_fused_on }
-simd_fn! { fn multiply_and_add(p: &TileProduct<'_>) = multiply_and_add_on }
-
-#[inline(always)]
-fn multiply_fused_on<L: F32x16>(p: &TileProduct<'_>) {
-    multiply_on::<L, true>(p);
-}
-
-#[inline(always)]
-fn multiply_and_add_on<L: F32x16>(p: &TileProduct<'_>) {
-    multiply_on::<L, false>(p);
-}
+simd_fn! { fn multiply_fused(p: &TileProduct<'_>) = multiply_on, true }
+simd_fn! { fn multiply_and_add(p: &TileProduct<'_>) = multiply_on, false }
 
 #[inline(always)]
 fn multiply_on<L: F32x16, const FUSED: bool>(p: &TileProduct<'_>) {
@@ -285,10 +276,8 @@ pub fn multiply_dense(pool: &Pool, p: &DenseProducts<'_>, out: &mut [f32]) {
     if k == 0 {
         return p.places.iter().for_each(|at| out[at[0]..at[0] + m * n].fill(0.0));
     }
-    struct To(*mut f32);
-    // SAFETY: parts write different columns or rows of results that do not overlap.
-    unsafe impl Sync for To {}
-    let to = To(out.as_mut_ptr());
+    // Parts write different columns or rows of results that do not overlap.
+    let to = SharedPointer(out.as_mut_ptr());
     let (tiles, blocks) = (n.div_ceil(LANES), m.div_ceil(PART_ROWS));
     let threads = if p.places.len() * m * k * n < PARALLEL_MATMUL { 1 } else { pool.threads() };
     // Small products are joined.

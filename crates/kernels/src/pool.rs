@@ -200,7 +200,8 @@ impl Drop for Pool {
     }
 }
 
-struct SharedPointer<T>(*mut T);
+/// The start of memory that the parts of a job write; each part writes elements of its own.
+pub(crate) struct SharedPointer<T>(pub *mut T);
 // SAFETY: threads access disjoint parts of the memory.
 unsafe impl<T: Send> Sync for SharedPointer<T> {}
 

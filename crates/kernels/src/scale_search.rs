@@ -221,34 +221,32 @@ fn run_errors<V: F32x16, const REFIT: bool>(
     grid: &Symmetric<V>,
 ) -> Partial<V> {
     // Four independent sums hide the latency of one.
-    let mut a = Partial::of(V::splat(0.0));
-    let (mut b, mut c, mut d) = (a, a, a);
-    let groups = values.chunks_exact(4);
-    let rest = groups.remainder();
+    let mut sums = [Partial::of(V::splat(0.0)); 4];
+    let (groups, rest) = values.as_chunks::<4>();
     match masses {
         None => {
-            for g in groups {
-                grid.one::<REFIT, false>(g[0], 1.0, &mut a);
-                grid.one::<REFIT, false>(g[1], 1.0, &mut b);
-                grid.one::<REFIT, false>(g[2], 1.0, &mut c);
-                grid.one::<REFIT, false>(g[3], 1.0, &mut d);
+            for group in groups {
+                for k in 0..4 {
+                    grid.one::<REFIT, false>(group[k], 1.0, &mut sums[k]);
+                }
             }
             for &v in rest {
-                grid.one::<REFIT, false>(v, 1.0, &mut a);
+                grid.one::<REFIT, false>(v, 1.0, &mut sums[0]);
             }
         }
         Some(masses) => {
-            for (g, m) in groups.zip(masses.chunks_exact(4)) {
-                grid.one::<REFIT, true>(g[0], m[0], &mut a);
-                grid.one::<REFIT, true>(g[1], m[1], &mut b);
-                grid.one::<REFIT, true>(g[2], m[2], &mut c);
-                grid.one::<REFIT, true>(g[3], m[3], &mut d);
+            let (masses, rest_masses) = masses.as_chunks::<4>();
+            for (group, masses) in groups.iter().zip(masses) {
+                for k in 0..4 {
+                    grid.one::<REFIT, true>(group[k], masses[k], &mut sums[k]);
+                }
             }
-            for (&v, &m) in rest.iter().zip(&masses[values.len() - rest.len()..]) {
-                grid.one::<REFIT, true>(v, m, &mut a);
+            for (&v, &m) in rest.iter().zip(rest_masses) {
+                grid.one::<REFIT, true>(v, m, &mut sums[0]);
             }
         }
     }
+    let [a, b, c, d] = sums;
     Partial {
         error: a.error.add(b.error).add(c.error.add(d.error)),
         product: a.product.add(b.product).add(c.product.add(d.product)),

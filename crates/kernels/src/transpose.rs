@@ -1,6 +1,7 @@
 //! Transposing copies.
 
 use crate::Pool;
+use crate::pool::SharedPointer;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
@@ -62,7 +63,8 @@ fn exchange_all(
     };
     assert!(inside(from, rows, cols, x.len()) && inside(to, cols, rows, out.len()), "inside of both");
     assert!(to.stride >= cols || rows == 1, "rows that do not overlap");
-    let out = Out(out.as_mut_ptr());
+    // Parts write disjoint rows, or disjoint columns of the same rows.
+    let out = SharedPointer(out.as_mut_ptr());
     let across = cols.div_ceil(COLUMNS);
     let part = |i: usize| {
         let (first, column) = (i / across * PART, i % across * COLUMNS);
@@ -74,12 +76,8 @@ fn exchange_all(
     if rows * cols < PARALLEL_TRANSPOSE { (0..parts).for_each(part) } else { pool.run(parts, &part) }
 }
 
-struct Out(*mut f32);
-// SAFETY: parts write disjoint rows, or disjoint columns of the same rows.
-unsafe impl Sync for Out {}
-
 simd_fn! {
-    fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
+    fn exchange(x: &[f32], from: Strided, out: &SharedPointer<f32>, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
 /// Transposes `rows` by `cols` elements, which lie within both matrices, see [`exchange_all`].
@@ -87,7 +85,7 @@ simd_fn! {
 fn exchange_on<L: F32x16>(
     x: &[f32],
     from: Strided,
-    out: &Out,
+    out: &SharedPointer<f32>,
     to: Strided,
     rows: Range<usize>,
     cols: usize,

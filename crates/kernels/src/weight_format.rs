@@ -164,27 +164,16 @@ impl WeightFormat {
     pub(crate) fn lengths(self, rows: usize, cols: usize) -> Option<(u64, u64)> {
         let elements =
             (rows as u64).checked_mul(cols as u64)?.checked_mul(u64::from(self.bits()))?.div_ceil(8);
-        let divides = |n: usize, by: usize| by > 0 && n.is_multiple_of(by);
+        let parts = |n: usize, by: usize| (by > 0 && n.is_multiple_of(by)).then(|| (n / by) as u64);
         let values = match self {
             WeightFormat::Fp16 | WeightFormat::F32 => 0,
             WeightFormat::Lut { bits, rows_per_table } => {
-                if !divides(rows, rows_per_table) {
-                    return None;
-                }
-                ((rows / rows_per_table) as u64).checked_mul(1 << bits.bits())?
+                parts(rows, rows_per_table)?.checked_mul(1 << bits.bits())?
             }
             WeightFormat::Int { block_rows, block_cols, .. } => {
-                if !divides(rows, block_rows) || !divides(cols, block_cols) {
-                    return None;
-                }
-                ((rows / block_rows) as u64).checked_mul((cols / block_cols) as u64)?
+                parts(rows, block_rows)?.checked_mul(parts(cols, block_cols)?)?
             }
-            WeightFormat::Mxfp4 { block_cols } => {
-                if !divides(cols, block_cols) {
-                    return None;
-                }
-                (rows as u64).checked_mul((cols / block_cols) as u64)?
-            }
+            WeightFormat::Mxfp4 { block_cols } => (rows as u64).checked_mul(parts(cols, block_cols)?)?,
         };
         Some((elements, values))
     }

@@ -41,22 +41,12 @@ pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
 
 simd_fn! {
     /// Writes a token's vectors: lane l of vector k of a block has column `8 l + k`.
-    fn to_interleaved(x: &[f32], out: &mut [f32]) = interleave_8
+    fn to_interleaved(x: &[f32], out: &mut [f32]) = interleave, 8
 }
 
 simd_fn! {
     /// Writes a token's vectors: lane l of vector k of a block has column `64 (k / 4) + 4 l + k % 4`.
-    fn to_byte_groups(x: &[f32], out: &mut [f32]) = interleave_4
-}
-
-#[inline(always)]
-fn interleave_8<L: F32x16>(x: &[f32], out: &mut [f32]) {
-    interleave::<L, 8>(x, out);
-}
-
-#[inline(always)]
-fn interleave_4<L: F32x16>(x: &[f32], out: &mut [f32]) {
-    interleave::<L, 4>(x, out);
+    fn to_byte_groups(x: &[f32], out: &mut [f32]) = interleave, 4
 }
 
 /// Columns of one transposition: 16 vectors of 16 lanes.

@@ -24,6 +24,7 @@ mod visible;
 pub use cache::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, Softmax};
 
 use crate::Pool;
+use crate::pool::SharedPointer;
 use crate::simd::LANES;
 use blocks::{AttentionMemory, compute_job};
 use job::{CHUNK, ChunkJob, state_len};
@@ -89,10 +90,8 @@ pub fn attention(
     let chunk = s.heads * s.tokens * state;
     let mut states = std::mem::take(&mut seen.states);
     states.grow((end - start) * chunk, [0.0; LANES]);
-    struct ChunkOutput<T>(*mut T);
-    // SAFETY: each part writes only the states of its own heads, tokens and chunk.
-    unsafe impl<T> Sync for ChunkOutput<T> {}
-    let target = ChunkOutput(states.as_mut_ptr());
+    // Each part writes only the states of its own heads, tokens and chunk.
+    let target = SharedPointer(states.as_mut_ptr());
     let group = s.heads / s.kv_heads;
     let (groups, blocks) = (group.div_ceil(MAX_SHARED_HEADS), s.tokens.div_ceil(TOKENS_PER_JOB));
     let part = |i: usize| {
@@ -125,7 +124,7 @@ pub fn attention(
     } else {
         (0..parts).for_each(part)
     }
-    let target = ChunkOutput(out.as_mut_ptr());
+    let target = SharedPointer(out.as_mut_ptr());
     let last = |head: usize| {
         let target = &target;
         for token in 0..s.tokens {

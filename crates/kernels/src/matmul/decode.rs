@@ -14,6 +14,7 @@
 use crate::activations::BLOCK;
 use crate::lut_tables::{Exponents, HalfLut, MXFP4_BLOCK};
 use crate::matrix::Divisor;
+use crate::memory::array_at;
 use crate::simd::{F32x16, LANES};
 use crate::weight_format::MXFP4_TABLE;
 
@@ -47,14 +48,6 @@ pub(crate) trait Decode: Copy {
     fn vector<L: F32x16>(&self, row: Self::Row<L>, b: usize, raw: Self::Raw<'_, L>, k: usize) -> L;
 }
 
-#[inline(always)]
-fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
-    match bytes[at..at + N].try_into() {
-        Ok(part) => part,
-        Err(_) => unreachable!("a slice of N bytes"),
-    }
-}
-
 /// LUT weights with indices of 1, 2, 3 or 4 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct LutSmall<'a, const BITS: usize> {
@@ -79,10 +72,10 @@ impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
     #[inline(always)]
     fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
         match BITS {
-            1 => L::load_u8(part(bytes, 0)),
-            2 => L::load_u16(part(bytes, 0)),
+            1 => L::load_u8(array_at(bytes, 0)),
+            2 => L::load_u16(array_at(bytes, 0)),
             3 => L::load_u24(bytes, 3),
-            4 => L::load_u32(part(bytes, 0)),
+            4 => L::load_u32(array_at(bytes, 0)),
             _ => unreachable!("at most four bits"),
         }
     }
@@ -106,10 +99,7 @@ impl<'a> Decode for Lut6<'a> {
     type Raw<'b, L: F32x16> = [L::U32s; 2];
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
-        match self.lut[self.group.divide(row) * 64..][..64].try_into() {
-            Ok(table) => table,
-            Err(_) => unreachable!("a slice of 64"),
-        }
+        array_at(self.lut, self.group.divide(row) * 64)
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, _: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::U32s; 2] {
@@ -135,10 +125,7 @@ impl<'a> Decode for Lut8<'a> {
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
-        match self.lut[self.group.divide(row) * 256..][..256].try_into() {
-            Ok(table) => table,
-            Err(_) => unreachable!("a slice of 256"),
-        }
+        array_at(self.lut, self.group.divide(row) * 256)
     }
     #[inline(always)]
     fn raw<'b, L: F32x16>(&self, _: Self::Row<L>, _: usize, bytes: &'b [u8]) -> &'b [u8] {
@@ -146,7 +133,7 @@ impl<'a> Decode for Lut8<'a> {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8], k: usize) -> L {
-        L::lookup_256(table, L::load_u8(part(bytes, 16 * k)))
+        L::lookup_256(table, L::load_u8(array_at(bytes, 16 * k)))
     }
 }
 
@@ -174,7 +161,7 @@ impl Decode for HalfLut6<'_> {
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, table: L::HalfTable, _: usize, bytes: &[u8]) -> [L::F16x32; 4] {
-        L::lookup_halves_6(table, part(bytes, 0))
+        L::lookup_halves_6(table, array_at(bytes, 0))
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, _: L::HalfTable, _: usize, pairs: [L::F16x32; 4], k: usize) -> L {
@@ -206,10 +193,10 @@ impl<'a> Decode for HalfLut8<'a> {
     #[inline(always)]
     fn raw<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::F16x32; 4] {
         [
-            L::lookup_halves_8(table, part(bytes, 0)),
-            L::lookup_halves_8(table, part(bytes, 32)),
-            L::lookup_halves_8(table, part(bytes, 64)),
-            L::lookup_halves_8(table, part(bytes, 96)),
+            L::lookup_halves_8(table, array_at(bytes, 0)),
+            L::lookup_halves_8(table, array_at(bytes, 32)),
+            L::lookup_halves_8(table, array_at(bytes, 64)),
+            L::lookup_halves_8(table, array_at(bytes, 96)),
         ]
     }
     #[inline(always)]
@@ -235,7 +222,7 @@ impl Decode for Half {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
-        L::from_f16(part(bytes, 32 * k))
+        L::from_f16(array_at(bytes, 32 * k))
     }
 }
 
@@ -256,7 +243,7 @@ impl Decode for Single {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
-        L::from_f32(part(bytes, 64 * k))
+        L::from_f32(array_at(bytes, 64 * k))
     }
 }
 
@@ -351,7 +338,7 @@ impl Decode for Int8Blocks<'_> {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, first: usize, _: usize, (bytes, at): (&[u8], usize), k: usize) -> L {
-        let bytes = part(bytes, 16 * k);
+        let bytes = array_at(bytes, 16 * k);
         let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
         // Columns behind the last have no scale.
         let at = (at + ((LANES * k) >> self.shift)).min(first + self.scales.blocks - 1);
@@ -387,7 +374,7 @@ impl Decode for WholeInt8Rows<'_> {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, (scale, zero): (L, L), _: usize, bytes: &[u8], k: usize) -> L {
-        let bytes = part(bytes, 16 * k);
+        let bytes = array_at(bytes, 16 * k);
         let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
         zero.neg_mul_add(L::splat(1.0), q).mul(scale)
     }
@@ -412,7 +399,7 @@ impl Decode for Int4Rows<'_> {
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
-        L::load_u32(part(bytes, 0))
+        L::load_u32(array_at(bytes, 0))
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, table: L, _: usize, at: L::U32s, k: usize) -> L {
@@ -453,7 +440,7 @@ impl Decode for Int4<'_> {
             Some(offset) => self.scales.lanes::<L>(offset, first, b),
             None => L::splat(0.0),
         };
-        (L::load_u32(part(bytes, 0)), scale, zero)
+        (L::load_u32(array_at(bytes, 0)), scale, zero)
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, _: usize, _: usize, (at, scale, zero): (L::U32s, L, L), k: usize) -> L {
@@ -484,7 +471,7 @@ impl Decode for Mxfp4<'_> {
     fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L) {
         // Eight columns share a lane, so four lanes share a scale.
         let four = self.exponents.four(first + BLOCK / MXFP4_BLOCK * b);
-        (L::load_u32(part(bytes, 0)), L::powers_of_two(four))
+        (L::load_u32(array_at(bytes, 0)), L::powers_of_two(four))
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, _: usize, _: usize, (at, scale): (L::U32s, L), k: usize) -> L {

@@ -91,30 +91,31 @@ pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
 pub(crate) struct KernelArguments<T, F>(pub T, pub std::marker::PhantomData<F>);
 
-/// Defines a function that runs a generic function with the instructions of [`Isa::best`], or of an argument `isa`.
+/// Defines a function that runs a generic function, with constants after the instruction set if there are some, with the
+/// instructions of [`Isa::best`], or of an argument `isa`.
 macro_rules! simd_fn {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident $(, $const:tt)*) => {
         $(#[$doc])*
         $vis fn $name($($arg: $ty),*) $(-> $out)? {
-            $crate::simd::simd_fn!(@call $crate::Isa::best(), ($($arg: $ty),*), ($($out)?), $generic)
+            $crate::simd::simd_fn!(@call $crate::Isa::best(), ($($arg: $ty),*), ($($out)?), $generic $(, $const)*)
         }
     };
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($isa:ident: Isa; $($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($isa:ident: Isa; $($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident $(, $const:tt)*) => {
         $(#[$doc])*
         $vis fn $name($isa: $crate::Isa, $($arg: $ty),*) $(-> $out)? {
-            $crate::simd::simd_fn!(@call $isa, ($($arg: $ty),*), ($($out)?), $generic)
+            $crate::simd::simd_fn!(@call $isa, ($($arg: $ty),*), ($($out)?), $generic $(, $const)*)
         }
     };
     (@output) => { () };
     (@output $out:ty) => { $out };
-    (@call $isa:expr, ($($arg:ident: $ty:ty),*), ($($out:ty)?), $generic:ident) => {{
+    (@call $isa:expr, ($($arg:ident: $ty:ty),*), ($($out:ty)?), $generic:ident $(, $const:tt)*) => {{
         struct Name;
         impl $crate::simd::Kernel for $crate::simd::KernelArguments<($($ty,)*), Name> {
             type Output = $crate::simd::simd_fn!(@output $($out)?);
             #[inline(always)]
             fn run<S: $crate::simd::Simd>(self) -> Self::Output {
                 let ($($arg,)*) = self.0;
-                $generic::<S>($($arg),*)
+                $generic::<S $(, $const)*>($($arg),*)
             }
         }
         $crate::simd::dispatch($isa, $crate::simd::KernelArguments(($($arg,)*), std::marker::PhantomData::<Name>))
