@@ -41,6 +41,18 @@ pub enum ActivationFunction {
     Silu,
 }
 
+impl ActivationFunction {
+    /// Returns the activation that a `mode` of the op `gelu` names; none where it names none.
+    pub fn of_gelu(mode: &str) -> Option<ActivationFunction> {
+        match mode {
+            "EXACT" => Some(ActivationFunction::Gelu),
+            "TANH_APPROXIMATION" => Some(ActivationFunction::GeluTanh),
+            "SIGMOID_APPROXIMATION" => Some(ActivationFunction::GeluSigmoid),
+            _ => None,
+        }
+    }
+}
+
 /// Names the function that joins the halves of a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GateFunction {

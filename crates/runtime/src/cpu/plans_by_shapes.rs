@@ -9,6 +9,7 @@
 use super::Options;
 use super::bindings::name_of;
 use super::ir::{Instr, InstrKind, ValueRef};
+use super::ops::has_shape_by_shapes;
 use super::recent::Recent;
 use super::shared_constants::{CompileContext, SharedConstants};
 use crate::Result;
@@ -24,58 +25,6 @@ use std::sync::{Arc, Mutex};
 /// Most sets of input shapes for which plans are kept.
 const KEPT_SHAPES: usize = 16;
 
-/// Operations whose results have shapes that follow from the shapes of their operands.
-const BY_SHAPES: &[&str] = &[
-    "add",
-    "sub",
-    "mul",
-    "real_div",
-    "floor_div",
-    "mod",
-    "maximum",
-    "minimum",
-    "pow",
-    "equal",
-    "not_equal",
-    "greater",
-    "greater_equal",
-    "less",
-    "less_equal",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "select",
-    "matmul",
-    "linear",
-    "conv",
-    "einsum",
-    "scaled_dot_product_attention",
-    "layer_norm",
-    "batch_norm",
-    "instance_norm",
-    "gather",
-    "gather_along_axis",
-    "gather_nd",
-    "scatter",
-    "scatter_along_axis",
-    "scatter_nd",
-    "concat",
-    "stack",
-    "reshape_like",
-    "fill_like",
-    "prelu",
-    "slice_update",
-    "clip",
-    "quantize",
-    "dequantize",
-    "rnn",
-    "gru",
-    "lstm",
-    "resample",
-    "affine",
-    "crop_resize",
-    "non_maximum_suppression",
-];
 /// Operands whose contents do not determine shapes.
 const VALUES: &[&str] = &["x", "data", "indices", "input"];
 
@@ -107,7 +56,7 @@ pub(super) fn follows_from_shapes(step: &Instr) -> bool {
     let op = step.op_type.as_str();
     let constant = |place: ValueRef| matches!(place, ValueRef::Constant(_));
     let others = || inputs.iter().filter(|o| !VALUES.contains(&o.param.as_str()));
-    op != "non_zero" && (BY_SHAPES.contains(&op) || others().all(|o| constant(o.place)))
+    op != "non_zero" && (has_shape_by_shapes(op) || others().all(|o| constant(o.place)))
 }
 
 /// Tells whether the shape of an operation's result may depend on the contents of a value; `is_constant` knows the constants.
@@ -115,7 +64,7 @@ pub(super) fn depends_on_values(op: &Operation, is_constant: &dyn Fn(&str) -> bo
     let read = |(param, Argument(bindings)): (&String, &Argument)| {
         !VALUES.contains(&param.as_str()) && bindings.iter().filter_map(name_of).any(|n| !is_constant(n))
     };
-    op.op_type == "non_zero" || !BY_SHAPES.contains(&op.op_type.as_str()) && op.inputs.iter().any(read)
+    op.op_type == "non_zero" || !has_shape_by_shapes(&op.op_type) && op.inputs.iter().any(read)
 }
 
 fn set_shape(ty: &mut ValueType, shape: &[usize]) {

@@ -5,7 +5,7 @@
 //! intermediate results.
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
-use crate::tensor::Tensor;
+use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{ActivationFunction, GELU_FP16, GateFunction, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,29 +133,39 @@ impl InstrGraph<'_> {
         }
     }
 
+    pub fn constant(&self, place: ValueRef) -> Option<&Tensor> {
+        if let ValueRef::Constant(c) = place { Some(&self.constants[c]) } else { None }
+    }
+
     fn number(&self, place: ValueRef) -> Option<f32> {
-        match place {
-            ValueRef::Constant(c) => match self.constants[c].as_f32()? {
-                [v] => Some(*v),
-                _ => None,
-            },
-            _ => None,
-        }
+        if let [v] = self.constant(place)?.as_f32()? { Some(*v) } else { None }
     }
 
     pub fn ints(&self, place: Option<ValueRef>) -> Option<&[i32]> {
-        match place? {
-            ValueRef::Constant(c) => self.constants[c].as_i32(),
-            _ => None,
-        }
+        self.constant(place?)?.as_i32()
     }
 
     pub fn flag(&self, place: Option<ValueRef>, default: bool) -> Option<bool> {
-        match place {
-            None => Some(default),
-            Some(ValueRef::Constant(c)) => self.constants[c].as_bool()?.first().copied(),
-            Some(_) => None,
-        }
+        place.map_or(Some(default), |place| self.constant(place)?.as_bool()?.first().copied())
+    }
+
+    /// Returns the text of a constant, or `default` where there is none.
+    pub fn text<'t>(&'t self, place: Option<ValueRef>, default: &'t str) -> Option<&'t str> {
+        let Some(place) = place else { return Some(default) };
+        if let Data::Str(text) = &self.constant(place)?.data { Some(text.first()?) } else { None }
+    }
+
+    /// Checks that a step is an operation `op`.
+    fn require(&self, step: usize, op: &str) -> Option<()> {
+        (self.instructions[step].op_type == op).then_some(())
+    }
+
+    /// Finds a matmul of operands of which `transposes` says which are transposed; returns its step and both.
+    fn matmul(&self, place: ValueRef, transposes: (bool, bool)) -> Option<(usize, ValueRef, ValueRef)> {
+        let s = self.by(place, "matmul")?;
+        let flag = |name: &str| self.flag(self.arg(s, name), false);
+        let fits = (flag("transpose_x")?, flag("transpose_y")?) == transposes;
+        fits.then_some((s, self.arg(s, "x")?, self.arg(s, "y")?))
     }
 
     pub fn axis(&self, value: i32, rank: usize) -> Option<usize> {
@@ -208,9 +218,7 @@ impl InstrGraph<'_> {
 
     /// Finds `x / sqrt(mean(x^2) + eps)`, also with `x` divided by its largest magnitude first.
     pub fn norm(&self, root: usize) -> FusedSteps {
-        if self.instructions[root].op_type != "mul" {
-            return None;
-        }
+        self.require(root, "mul")?;
         self.both(root).into_iter().find_map(|(scaled, inverse)| {
             let mut inside = Vec::new();
             let r = self.by(inverse, "rsqrt")?;
@@ -315,9 +323,7 @@ impl InstrGraph<'_> {
     }
 
     pub fn rotate(&self, root: usize) -> FusedSteps {
-        if self.instructions[root].op_type != "add" {
-            return None;
-        }
+        self.require(root, "add")?;
         self.both(root).into_iter().find_map(|(straight, rotated)| {
             let (a, b) = (self.by(straight, "mul")?, self.by(rotated, "mul")?);
             self.both(b).into_iter().find_map(|(swapped, sin)| {
@@ -400,26 +406,14 @@ impl InstrGraph<'_> {
     pub fn activation(&self, step: usize) -> Option<ActivationFunction> {
         match self.instructions[step].op_type.as_str() {
             "silu" => Some(ActivationFunction::Silu),
-            "gelu" => {
-                let Some(mode) = self.arg(step, "mode") else { return Some(ActivationFunction::Gelu) };
-                let ValueRef::Constant(c) = mode else { return None };
-                let crate::tensor::Data::Str(mode) = &self.constants[c].data else { return None };
-                match mode.first()?.as_str() {
-                    "EXACT" => Some(ActivationFunction::Gelu),
-                    "TANH_APPROXIMATION" => Some(ActivationFunction::GeluTanh),
-                    "SIGMOID_APPROXIMATION" => Some(ActivationFunction::GeluSigmoid),
-                    _ => None,
-                }
-            }
+            "gelu" => ActivationFunction::of_gelu(self.text(self.arg(step, "mode"), "EXACT")?),
             _ => None,
         }
     }
 
     /// Finds `f(gate, up)`.
     pub fn gated(&self, root: usize) -> FusedSteps {
-        if self.instructions[root].op_type != "mul" {
-            return None;
-        }
+        self.require(root, "mul")?;
         let shape = &self.shapes[self.out(root)?];
         self.both(root).into_iter().find_map(|(activated, up)| {
             let (inside, function, gate, up) = match self.gate_of(activated) {
@@ -529,9 +523,7 @@ impl InstrGraph<'_> {
     ///                -> conv [HE, F] in E groups -> [1, E, H, T] -> reduce_sum -> [1, H, 1, T]
     /// ```
     fn bank(&self, root: usize) -> Option<(Vec<ExpertTerm>, Vec<usize>)> {
-        if self.instructions[root].op_type != "reshape" {
-            return None;
-        }
+        self.require(root, "reshape")?;
         let &[1, rows, 1, tokens] = self.shapes[self.out(root)?].as_slice() else { return None };
         let mut inside = Vec::new();
         let sum = self.by(self.arg(root, "x")?, "reduce_sum")?;
@@ -580,12 +572,10 @@ impl InstrGraph<'_> {
         let &[1, rows, 1, tokens] = self.shape(place)? else { return None };
         let (of, mut inside) = (terms.len(), Vec::new());
         let matrix = self.reshaped(place, &[1, 1, rows, tokens], &[1, rows, 1, tokens], &mut inside)?;
-        let product = self.by(matrix, "matmul")?;
+        let (product, biases, weights) = self.matmul(matrix, (true, false))?;
         inside.push(product);
-        let flag = |name: &str| self.flag(self.arg(product, name), false);
-        let (biases, weights) = (self.arg(product, "x")?, self.arg(product, "y")?);
         let ValueRef::Constant(constant) = biases else { return None };
-        if !flag("transpose_x")? || flag("transpose_y")? || self.shape(biases)? != [1, 1, of, rows] {
+        if self.shape(biases)? != [1, 1, of, rows] {
             return None;
         }
         let weights = self.reshaped(weights, &[1, of, 1, tokens], &[1, 1, of, tokens], &mut inside)?;
@@ -707,29 +697,14 @@ impl InstrGraph<'_> {
         fits.then_some((scores, Some(sink)))
     }
 
-    /// Returns the elements of a constant.
-    fn elements(&self, place: ValueRef) -> Option<&[f32]> {
-        match place {
-            ValueRef::Constant(c) => self.constants[c].as_f32(),
-            _ => None,
-        }
-    }
-
     /// Finds grouped attention with a mask; `root` is the reshape to heads after the product with the values.
     pub fn attention(&self, root: usize) -> FusedSteps {
-        if self.instructions[root].op_type != "reshape" {
-            return None;
-        }
+        self.require(root, "reshape")?;
         let out = self.shapes[self.out(root)?].clone();
         let &[1, heads, tokens, d] = out.as_slice() else { return None };
         let mut inside = Vec::new();
-        let mixed = self.by(self.arg(root, "x")?, "matmul")?;
+        let (mixed, weights, v) = self.matmul(self.arg(root, "x")?, (false, false))?;
         inside.push(mixed);
-        let flag = |s: usize, name: &str| self.flag(self.arg(s, name), false);
-        if flag(mixed, "transpose_x")? || flag(mixed, "transpose_y")? {
-            return None;
-        }
-        let (weights, v) = (self.arg(mixed, "x")?, self.arg(mixed, "y")?);
         let weights = self.before_reshape(weights, &mut inside)?;
         let (masked, sinks) = self.softmax(weights, 3, &mut inside)?;
         let sum = self.by(masked, "add")?;
@@ -739,19 +714,17 @@ impl InstrGraph<'_> {
             return None;
         }
         let sinks = match sinks {
-            Some(sinks) if self.shape(sinks)? == [1, heads, 1, 1] => Some(self.elements(sinks)?.to_vec()),
+            Some(sinks) if self.shape(sinks)? == [1, heads, 1, 1] => {
+                Some(self.constant(sinks)?.as_f32()?.to_vec())
+            }
             Some(_) => return None,
             None => None,
         };
         let (scores, mask) =
             self.both(sum).into_iter().find(|(_, m)| self.shape(*m) == Some(&[1, 1, tokens, slots]))?;
         let raw = self.before_reshape(scores, &mut inside)?;
-        let product = self.by(raw, "matmul")?;
+        let (product, grouped, k) = self.matmul(raw, (false, true))?;
         inside.push(product);
-        if flag(product, "transpose_x")? || !flag(product, "transpose_y")? {
-            return None;
-        }
-        let (grouped, k) = (self.arg(product, "x")?, self.arg(product, "y")?);
         let q = self.before_reshape(grouped, &mut inside)?;
         let &[1, kv_heads, k_slots, k_d] = self.shape(k)? else { return None };
         let rows = heads.checked_div(kv_heads)? * tokens;
@@ -767,9 +740,7 @@ impl InstrGraph<'_> {
 
     /// Finds attention computed head by head, with the softmax over keys on the channel axis; `root` is the concat of heads.
     pub fn attention_per_head(&self, root: usize) -> FusedSteps {
-        if self.instructions[root].op_type != "concat" {
-            return None;
-        }
+        self.require(root, "concat")?;
         let &[1, heads, tokens, d] = self.shapes[self.out(root)?].as_slice() else { return None };
         let contexts = self.instructions[root].values();
         if !self.is_along(root, 1, 4) || contexts.len() != heads {
@@ -778,14 +749,9 @@ impl InstrGraph<'_> {
         let mut inside = Vec::new();
         let (mut keys, mut values, mut queries) = (Vec::new(), Vec::new(), Vec::new());
         let (mut shared_mask, mut sinks) = (None, Vec::new());
-        let flag = |s: usize, name: &str| self.flag(self.arg(s, name), false);
         for context in contexts {
-            let mixed = self.by(*context, "matmul")?;
-            if !flag(mixed, "transpose_x")? || flag(mixed, "transpose_y")? {
-                return None;
-            }
-            let columns = self.arg(mixed, "x")?;
-            values.push(self.arg(mixed, "y")?);
+            let (mixed, columns, value) = self.matmul(*context, (true, false))?;
+            values.push(value);
             let weights = self.before_reshape(columns, &mut inside)?;
             let (masked, sink) = self.softmax(weights, 1, &mut inside)?;
             let &[1, slots, 1, own] = self.shape(masked)? else { return None };
@@ -805,12 +771,9 @@ impl InstrGraph<'_> {
             })?;
             shared_mask = Some(mask);
             let raw = self.before_reshape(scores, &mut inside)?;
-            let product = self.by(raw, "matmul")?;
-            if flag(product, "transpose_x")? || !flag(product, "transpose_y")? {
-                return None;
-            }
-            keys.push(self.arg(product, "x")?);
-            queries.push(self.arg(product, "y")?);
+            let (product, key, query) = self.matmul(raw, (false, true))?;
+            keys.push(key);
+            queries.push(query);
             inside.extend([mixed, sum, product]);
         }
         let q = self.all_heads(&queries, 1, &mut inside)?;

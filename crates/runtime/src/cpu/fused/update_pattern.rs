@@ -124,10 +124,7 @@ impl InstrGraph<'_> {
 
     /// Tells whether a value is a constant of bools that are all false.
     fn are_false(&self, place: ValueRef) -> bool {
-        match place {
-            ValueRef::Constant(c) => self.constants[c].as_bool().is_some_and(|all| all.iter().all(|v| !v)),
-            _ => false,
-        }
+        self.constant(place).and_then(|t| t.as_bool()).is_some_and(|all| all.iter().all(|v| !v))
     }
 
     /// Tells whether `old` is the first `slots` rows of the state, and adds its step to `inside`.

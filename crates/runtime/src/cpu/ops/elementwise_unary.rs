@@ -103,7 +103,6 @@ impl ElementFunction {
 /// There is no such function, or a parameter does not fit.
 pub(in crate::cpu) fn element_function(c: &OpContext<'_>) -> OpResult<ElementFunction> {
     let required = |name: &str| c.arg(name).and_then(|_| c.float(name, 0.0));
-    let scalar = |f: fn(f32) -> f32| Ok(ElementFunction::scalar(f));
     Ok(match c.op {
         "relu" => ElementFunction::Clamp(0.0, f32::INFINITY),
         "relu6" => ElementFunction::Clamp(0.0, 6.0),
@@ -146,12 +145,12 @@ pub(in crate::cpu) fn element_function(c: &OpContext<'_>) -> OpResult<ElementFun
             let a = c.float("alpha", 1.0)?;
             ElementFunction::scalar(move |v| if v >= a { v } else { 0.0 })
         }
-        "gelu" => match c.str("mode", "EXACT")? {
-            "EXACT" => scalar(activation(ActivationFunction::Gelu))?,
-            "TANH_APPROXIMATION" => scalar(activation(ActivationFunction::GeluTanh))?,
-            "SIGMOID_APPROXIMATION" => scalar(activation(ActivationFunction::GeluSigmoid))?,
-            other => return invalid(format!("gelu mode `{other}`")),
-        },
+        "gelu" => {
+            let mode = c.str("mode", "EXACT")?;
+            let kind = ActivationFunction::of_gelu(mode);
+            let kind = kind.ok_or_else(|| OpError::Invalid(format!("gelu mode `{mode}`")))?;
+            ElementFunction::scalar(activation(kind))
+        }
         _ => match unary_function(c.op) {
             Some(f) => ElementFunction::Other(Arc::new(f)),
             None => return unsupported(format!("op `{}`", c.op)),

@@ -38,23 +38,58 @@ pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {
     elementwise_unary::copy(from, &from.shape, to);
 }
 
+/// Tells whether an op is a function of each element of one tensor, with parameters of one number.
+#[rustfmt::skip]
+fn is_unary(op: &str) -> bool {
+    matches!(op,
+        "abs" | "acos" | "asin" | "atan" | "atanh" | "ceil" | "cos" | "cosh" | "erf" | "exp" | "exp2" | "floor" | "round"
+        | "sign" | "sin" | "sinh" | "sqrt" | "square" | "tan" | "tanh" | "relu" | "relu6" | "sigmoid" | "silu" | "softplus"
+        | "softsign" | "clamped_relu" | "clip" | "elu" | "gelu" | "inverse" | "leaky_relu" | "linear_activation" | "log" | "rsqrt"
+        | "scaled_tanh" | "sigmoid_hard" | "threshold" | "thresholded_relu")
+}
+
+/// Tells whether an op computes a number of each pair of elements.
+pub(super) fn is_binary(op: &str) -> bool {
+    binary_loops(op).is_some()
+}
+
+/// Tells whether an op computes a bool of each pair of elements.
+#[rustfmt::skip]
+fn is_comparison(op: &str) -> bool {
+    matches!(op,
+        "equal" | "not_equal" | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or" | "logical_xor")
+}
+
+/// Tells whether an op takes any number of tokens on an axis and treats tokens alike, whatever its parameters are.
+#[rustfmt::skip]
+pub(super) fn is_tokenwise(op: &str) -> bool {
+    is_unary(op) || matches!(op,
+        "cast" | "identity" | "softmax" | "conv" | "linear" | "matmul" | "transpose" | "expand_dims" | "squeeze" | "pad" | "concat"
+        | "write_state" | "read_state" | "select")
+}
+
+/// Tells whether the shape of an op's result follows from the shapes of its operands alone.
+#[rustfmt::skip]
+pub(super) fn has_shape_by_shapes(op: &str) -> bool {
+    is_binary(op) || is_comparison(op) || matches!(op,
+        "select" | "matmul" | "linear" | "conv" | "einsum" | "scaled_dot_product_attention" | "layer_norm" | "batch_norm"
+        | "instance_norm" | "gather" | "gather_along_axis" | "gather_nd" | "scatter" | "scatter_along_axis" | "scatter_nd" | "concat"
+        | "stack" | "reshape_like" | "fill_like" | "prelu" | "slice_update" | "clip" | "quantize" | "dequantize" | "rnn" | "gru"
+        | "lstm" | "resample" | "affine" | "crop_resize" | "non_maximum_suppression")
+}
+
 /// Returns the kernel of an op type, if the library has one.
 #[rustfmt::skip]
 pub fn kernel(op_type: &str) -> Option<OpFunction> {
     Some(match op_type {
-        "abs" | "acos" | "asin" | "atan" | "atanh" | "ceil" | "cos" | "cosh" | "erf" | "exp" | "exp2" | "floor" | "round"
-        | "sign" | "sin" | "sinh" | "sqrt" | "square" | "tan" | "tanh" | "relu" | "relu6" | "sigmoid" | "silu" | "softplus"
-        | "softsign" | "clamped_relu" | "clip" | "elu" | "gelu" | "inverse" | "leaky_relu" | "linear_activation" | "log" | "rsqrt"
-        | "scaled_tanh" | "sigmoid_hard" | "threshold" | "thresholded_relu" => elementwise_unary::unary,
+        _ if is_unary(op_type) => elementwise_unary::unary,
+        _ if is_binary(op_type) => elementwise_binary::arithmetic,
+        _ if is_comparison(op_type) => elementwise_binary::compare,
         "prelu" | "softplus_parametric" => elementwise_unary::per_channel,
         "softmax" => elementwise_unary::softmax,
         "logical_not" => elementwise_unary::logical_not,
         "identity" => elementwise_unary::identity,
         "cast" => elementwise_unary::cast,
-        "add" | "sub" | "mul" | "real_div" | "floor_div" | "mod" | "maximum" | "minimum" | "pow" =>
-            elementwise_binary::arithmetic,
-        "equal" | "not_equal" | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or"
-        | "logical_xor" => elementwise_binary::compare,
         "select" => elementwise_binary::select,
         "conv" => sliding::conv,
         "conv_quantized" => sliding::conv_quantized,

@@ -9,6 +9,7 @@
 //! shape. Operations that may compute something else with another size of that axis are refused.
 
 use super::super::bindings::{bound_name, names};
+use super::super::ops::{is_binary, is_tokenwise};
 use anemoe_mlpackage::mil::ops::{self, Context, Operand};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType,
@@ -54,42 +55,6 @@ impl<'a> ResizedValue<'a> {
 /// The values of a function up to an operation, by name.
 type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
 
-/// Elementwise operations with two operands.
-const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
-/// Operations that take any size of the token axis and treat tokens alike, besides those that are checked by name.
-const TOKENWISE: [&str; 31] = [
-    "relu",
-    "relu6",
-    "sigmoid",
-    "tanh",
-    "silu",
-    "gelu",
-    "exp",
-    "abs",
-    "sqrt",
-    "rsqrt",
-    "square",
-    "clip",
-    "erf",
-    "softplus",
-    "cast",
-    "identity",
-    "inverse",
-    "log",
-    "sign",
-    "floor",
-    "ceil",
-    "round",
-    "softmax",
-    "conv",
-    "linear",
-    "matmul",
-    "transpose",
-    "expand_dims",
-    "squeeze",
-    "pad",
-    "concat",
-];
 /// Reductions and norms, whose axes must not include the token axis.
 const OVER_AXES: [&str; 8] = [
     "reduce_max",
@@ -304,7 +269,7 @@ fn adapt(
     let rank_of = |name: &str| scope.get(name).and_then(|k| k.old.tensor()).map_or(0, TensorType::rank);
     let other = || Err(format!("`{}` may mean something else with another number of tokens", op.op_type));
     match op.op_type.as_str() {
-        binary if BINARY.contains(&binary) => {
+        binary if is_binary(binary) => {
             let (Some(x), Some(y)) = (bound_name(op, "x"), bound_name(op, "y")) else { return Ok(()) };
             let from_end = |name: &str| Some(rank_of(name) - axis_of(name)?.axis);
             match (from_end(x), from_end(y)) {
@@ -379,8 +344,7 @@ fn adapt(
             let all: Option<Vec<usize>> = axes.iter().map(|&a| super::super::ops_axis(a, rank)).collect();
             if all.is_some_and(|all| !all.contains(&axis.axis)) { Ok(()) } else { other() }
         }
-        "write_state" | "read_state" | "select" => Ok(()),
-        tokenwise if TOKENWISE.contains(&tokenwise) => Ok(()),
+        tokenwise if is_tokenwise(tokenwise) => Ok(()),
         _ => other(),
     }
 }

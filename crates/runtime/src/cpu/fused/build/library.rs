@@ -4,6 +4,7 @@ use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::{StridedLoops, dense_strides};
 use super::super::nodes::{KernelCall, KernelOperand, NodeKind};
 use super::super::view::{Base, View};
+use super::native::is_view;
 use super::plan_builder::PlanBuilder;
 
 impl PlanBuilder<'_> {
@@ -34,10 +35,7 @@ impl PlanBuilder<'_> {
         for input in inputs {
             bound.push((input.param.clone(), operand(self, input.place)?));
         }
-        let mut listed = Vec::new();
-        for &value in values {
-            listed.push(operand(self, value)?);
-        }
+        let listed = values.iter().map(|&value| operand(self, value)).collect::<Option<_>>()?;
         let mut tensors = Vec::new();
         for &b in outputs {
             self.tensors += 1;
@@ -64,17 +62,7 @@ impl PlanBuilder<'_> {
                     // A kernel or an input defined the value, and no view changed it.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
                         matches!(self.g.instructions[p].work, InstrKind::Kernel { .. })
-                            && !matches!(
-                                self.g.instructions[p].op_type.as_str(),
-                                "reshape"
-                                    | "expand_dims"
-                                    | "squeeze"
-                                    | "identity"
-                                    | "transpose"
-                                    | "split"
-                                    | "slice_by_size"
-                                    | "slice_by_index"
-                            )
+                            && !is_view(&self.g.instructions[p].op_type)
                     }),
                     Base::Input(_) => self.g.producer[b].is_none(),
                     _ => false,

@@ -1,6 +1,6 @@
 //! Operations that become views, and operations with loops of their own.
 
-use super::super::super::ir::{InstrKind, ValueRef};
+use super::super::super::ir::InstrKind;
 use super::super::super::ops::{
     ElementFunction, OpContext, PoolParams, ReductionLoops, binary_loops, element_function, exact_reduction,
     fast_reduction,
@@ -8,9 +8,16 @@ use super::super::super::ops::{
 use super::super::super::strided::StridedLoops;
 use super::super::nodes::{Computation, Then};
 use super::super::view::{Base, View};
-use super::plan_builder::PlanBuilder;
-use crate::tensor::{Data, Tensor};
+use super::plan_builder::{PlanBuilder, order_ending};
+use crate::tensor::Tensor;
 use anemoe_kernels::PairFunction;
+
+/// Tells whether the result of an op may be a view of its operand.
+#[rustfmt::skip]
+pub(super) fn is_view(op: &str) -> bool {
+    matches!(op,
+        "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size" | "slice_by_index")
+}
 
 impl PlanBuilder<'_> {
     /// Defines the step's result as a view, or adds a node with loops of its own; none where the op library has to compute it.
@@ -21,22 +28,11 @@ impl PlanBuilder<'_> {
             // Rounded results need the op library's order of sums and its functions.
             "softmax" if self.round => None,
             "matmul" if self.round && self.g.flag(step.argument("transpose_y"), false)? => None,
-            "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size"
-            | "slice_by_index" | "concat" | "pad"
-                if self.moves_unrounded() =>
-            {
-                None
-            }
+            moves if (is_view(moves) || matches!(moves, "concat" | "pad")) && self.moves_unrounded() => None,
             "reshape" | "expand_dims" | "squeeze" | "identity" => {
                 let x = self.argument("x")?;
                 let (_, shape) = self.result()?;
-                let view = match x.reshaped(&shape) {
-                    Some(v) => v,
-                    None if x.len() == shape.iter().product::<usize>() => {
-                        self.copied(&x, &(0..x.rank()).collect::<Vec<_>>()).reshaped(&shape)?
-                    }
-                    None => return None,
-                };
+                let view = self.reshaped(&x, &shape)?;
                 self.define(view)
             }
             "transpose" => {
@@ -99,8 +95,7 @@ impl PlanBuilder<'_> {
                 return None;
             }
             if let Some(place) = step.argument("squeeze_mask") {
-                let ValueRef::Constant(c) = place else { return None };
-                squeezed = self.g.constants[c].as_bool()?.to_vec();
+                squeezed = self.g.constant(place)?.as_bool()?.to_vec();
             }
         }
         if begin.len() != x.rank() || squeezed.len() != x.rank() {
@@ -115,8 +110,7 @@ impl PlanBuilder<'_> {
             return None;
         }
         let masked: Vec<bool> = match step.argument("begin_mask") {
-            Some(ValueRef::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
-            Some(_) if op == "slice_by_index" => return None,
+            Some(place) if op == "slice_by_index" => self.g.constant(place)?.as_bool()?.to_vec(),
             _ => vec![false; x.rank()],
         };
         let mut view = x.clone();
@@ -172,20 +166,13 @@ impl PlanBuilder<'_> {
     fn pad(&mut self) -> Option<()> {
         let step = &self.g.instructions[self.step];
         let x = self.argument("x")?;
-        let step_mode = step.argument("mode");
-        if let Some(ValueRef::Constant(c)) = step_mode {
-            let Data::Str(mode) = &self.g.constants[c].data else { return None };
-            if mode.first()? != "constant" {
-                return None;
-            }
-        } else if step_mode.is_some() {
+        if self.g.text(step.argument("mode"), "constant")? != "constant" {
             return None;
         }
         let pad = self.g.ints(step.argument("pad"))?.to_vec();
         let value = match step.argument("constant_val") {
             None => 0.0,
-            Some(ValueRef::Constant(c)) => *self.g.constants[c].as_f32()?.first()?,
-            Some(_) => return None,
+            Some(place) => *self.g.constant(place)?.as_f32()?.first()?,
         };
         let (_, shape) = self.result()?;
         let first = x.rank().checked_sub(pad.len() / 2)?;
@@ -266,8 +253,7 @@ impl PlanBuilder<'_> {
         let InstrKind::Kernel { inputs, .. } = &step.work else { return None };
         let (mut bound, mut text) = (Vec::new(), step.op_type.clone());
         for input in inputs.iter().filter(|input| input.param != "x") {
-            let ValueRef::Constant(c) = input.place else { return None };
-            let value: &Tensor = &self.g.constants[c];
+            let value = self.g.constant(input.place)?;
             bound.push((input.param.as_str(), value));
             if value.len() == 1 {
                 text += &format!(" {} {:?}", input.param, value.data);
@@ -289,8 +275,7 @@ impl PlanBuilder<'_> {
             return None;
         }
         let x = self.make_contiguous(x, 1);
-        let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
-        let out = self.allocate(&shape, &order);
+        let out = self.allocate(&shape, &order_ending(shape.len(), 1));
         let counts = params.counts(&window, &spatial);
         self.compute_result(Computation::Pool { function: params.function, window, counts, x }, &out);
         self.define(out)

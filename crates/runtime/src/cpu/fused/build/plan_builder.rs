@@ -177,11 +177,23 @@ impl PlanBuilder<'_> {
         out
     }
 
+    /// Returns a view of the same elements, or of a copy of them, in another shape; none where it has not as many elements.
+    pub fn reshaped(&mut self, view: &View, shape: &[usize]) -> Option<View> {
+        if view.len() != shape.iter().product::<usize>() {
+            return None;
+        }
+        view.reshaped(shape).or_else(|| self.copied_dense(view).reshaped(shape))
+    }
+
+    fn copied_dense(&mut self, view: &View) -> View {
+        self.copied(view, &(0..view.rank()).collect::<Vec<_>>())
+    }
+
     pub fn out_of_state(&mut self, view: View) -> View {
         if !matches!(view.base, Base::State(_)) {
             return view;
         }
-        let copy = self.copied(&view, &(0..view.rank()).collect::<Vec<_>>());
+        let copy = self.copied_dense(&view);
         self.replace(&view, &copy);
         copy
     }
@@ -201,8 +213,7 @@ impl PlanBuilder<'_> {
         if view.shape[axis] == 1 || view.strides[axis] == 1 {
             return view;
         }
-        let order: Vec<usize> = (0..view.rank()).filter(|&d| d != axis).chain([axis]).collect();
-        let copy = self.copied(&view, &order);
+        let copy = self.copied(&view, &order_ending(view.rank(), axis));
         self.replace(&view, &copy);
         copy
     }
@@ -250,6 +261,11 @@ impl PlanBuilder<'_> {
         self.nodes.push(Node { work, round, op_type: "input".into(), name: String::new() });
         out
     }
+}
+
+/// Returns an order of dimensions, outermost first, that ends with `last`.
+pub(super) fn order_ending(rank: usize, last: usize) -> Vec<usize> {
+    (0..rank).filter(|&d| d != last).chain([last]).collect()
 }
 
 /// Returns the buffer of a view that [`PlanBuilder::allocate`] made.

@@ -5,7 +5,7 @@ use super::super::super::ir::{Projection, ValueRef};
 use super::super::super::weights::StoredWeight;
 use super::super::nodes::{Computation, Fill, Item, Node, NodeKind, Then};
 use super::super::view::{Base, View};
-use super::plan_builder::{PlanBuilder, buffer_of};
+use super::plan_builder::{PlanBuilder, buffer_of, order_ending};
 use anemoe_kernels::Window;
 use std::sync::Arc;
 
@@ -29,8 +29,7 @@ impl PlanBuilder<'_> {
                     return self.tokenwise(x, conv.weight().clone(), bias, (1, 1), false);
                 }
                 let x = if conv.wants_channels_last(&window) { self.make_contiguous(x, 1) } else { x };
-                let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
-                let out = self.allocate(&shape, &order);
+                let out = self.allocate(&shape, &order_ending(shape.len(), 1));
                 self.convolve((conv.clone(), window), x, bias, &out, value);
                 self.define(out)
             }
@@ -85,13 +84,7 @@ impl PlanBuilder<'_> {
         let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
         let tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
         let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
-        let flattened = match tokens_view.reshaped(&[tokens, cols]) {
-            Some(v) => v,
-            None => {
-                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
-                copy.reshaped(&[tokens, cols])?
-            }
-        };
+        let flattened = self.reshaped(&tokens_view, &[tokens, cols])?;
         let dense: Vec<usize> = others.iter().map(|&d| view.shape[d]).chain([rows]).collect();
         let mut perm: Vec<usize> = (0..rank - 1).collect();
         perm.insert(to_axis, rank - 1);
@@ -113,11 +106,6 @@ impl PlanBuilder<'_> {
         self.define(result)
     }
 
-    fn new_packed(&mut self) -> usize {
-        self.packed += 1;
-        self.packed - 1
-    }
-
     /// Adds a product of `x`, `[tokens, channels]`, to the node of earlier products of `x`, or to a new node.
     fn add_product(
         &mut self,
@@ -134,20 +122,17 @@ impl PlanBuilder<'_> {
             && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
             let same = items.iter().find(|i| i.weight.matrix().layout() == order).map(|i| i.packed);
-            let packed = match same {
-                Some(packed) => packed,
-                None => {
-                    self.packed += 1;
-                    let packed = self.packed - 1;
-                    fills.push(Fill { packed, x, tokens, channels, strides });
-                    packed
-                }
-            };
+            let packed = same.unwrap_or(self.packed);
+            if same.is_none() {
+                self.packed += 1;
+                fills.push(Fill { packed, x, tokens, channels, strides });
+            }
             items.push(Item { weight, packed, out, bias });
             self.round_result(node, out);
             return Some(());
         }
-        let packed = self.new_packed();
+        let packed = self.packed;
+        self.packed += 1;
         self.products.push((x.clone(), self.nodes.len(), packed));
         let fills = vec![Fill { packed, x, tokens, channels, strides }];
         self.push(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] });
