@@ -14,7 +14,7 @@
 //! ```
 //! A cache that another model lends becomes a state that is only read.
 
-use super::bindings::{bound_name, names};
+use super::bindings::{bound_name, constant_of, maker, names};
 use crate::backend::{AddedRows, KeptCache};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
@@ -183,7 +183,7 @@ impl SharedState {
                 .filter(|(_, op)| op.op_type == op_type && bound_name(op, "input") == Some(state));
             all.next().filter(|_| all.next().is_none())
         };
-        let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
+        let by = |name: &str| maker(operations, name);
         let ((read, all), (write, data)) = (of_state("read_state")?, of_state("write_state")?);
         let (all, whole) = (&all.outputs.first()?.name, shape_of(all.outputs.first()?)?);
         let mut replaced = vec![read, write];
@@ -262,7 +262,7 @@ struct Blend<'a> {
 impl<'a> Blend<'a> {
     /// Reads the blend that ends with operation `sum`.
     fn at(operations: &'a [Operation], sum: usize) -> Option<Blend<'a>> {
-        let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
+        let by = |name: &str| maker(operations, name);
         let operands = |op: &'a Operation| Some((bound_name(op, "x")?, bound_name(op, "y")?));
         let (kept, placed) = operands(operations.get(sum).filter(|op| op.op_type == "add")?)?;
         let (kept, placed) = (by(kept)?, by(placed)?);
@@ -301,18 +301,6 @@ fn bool_of(operations: &[Operation], op: &Operation, param: &str) -> Option<bool
         return Some(false);
     }
     constant_of(operations, op, param)?.as_bool()
-}
-
-/// Returns the constant that an operation's parameter is bound to.
-fn constant_of<'a>(operations: &'a [Operation], op: &'a Operation, param: &str) -> Option<&'a Value> {
-    match op.inputs.get(param)?.0.as_slice() {
-        [Binding::Value(value)] => Some(value),
-        [Binding::Name(name)] => {
-            let by = operations.iter().find(|op| op.outputs.iter().any(|o| o.name == *name))?;
-            by.attributes.get("val").filter(|_| by.op_type == "const")
-        }
-        _ => None,
-    }
 }
 
 fn argument(param: &str, name: &str) -> (String, Argument) {

@@ -1,9 +1,10 @@
 //! Classifiers: functions whose operation `classify` names the most probable class.
 
+use super::bindings::constant;
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Immediate,
-    TensorData, Value, ValueData,
+    Argument, Binding, DataType, Feature, FeatureShape, Function, FunctionDescription, Immediate, TensorData,
+    Value, ValueData,
 };
 use std::fmt;
 use std::path::Path;
@@ -59,7 +60,7 @@ impl Classifier {
         };
         let classes = match operand("classes")? {
             Binding::Value(value) => Some(value),
-            Binding::Name(name) => constant(&body.block, name),
+            Binding::Name(name) => constant(&body.block.operations, name),
         };
         let classes =
             classes.and_then(labels).ok_or_else(|| wrong("`classes` is no list of strings or integers"))?;
@@ -89,11 +90,6 @@ impl Classifier {
         }
         (body, described)
     }
-}
-
-fn constant<'a>(block: &'a Block, name: &str) -> Option<&'a Value> {
-    let op = block.operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name))?;
-    op.attributes.get("val")
 }
 
 fn labels(value: &Value) -> Option<Vec<ClassLabel>> {

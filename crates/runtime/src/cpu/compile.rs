@@ -63,13 +63,8 @@ pub(super) fn compile(
             return interpreted(&outlined, plans);
         }
     } else if options.fuse && !knows_shapes(&body.block) {
-        compiled.set_plans_by_shapes(PlansByShapes::new(
-            package,
-            body,
-            described,
-            options,
-            compile_for_shapes,
-        ));
+        let plans = PlansByShapes::new(package, body, described, options, compile_for_shapes);
+        compiled.plans_by_shapes = Some(plans);
     }
     Ok(compiled)
 }

@@ -45,7 +45,7 @@ pub struct CompiledFunction {
     allowance: Allowance,
     code: Executable,
     /// Plans for shapes that are known only with the inputs.
-    plans_by_shapes: Option<PlansByShapes<CompiledFunction>>,
+    pub(super) plans_by_shapes: Option<PlansByShapes<CompiledFunction>>,
     /// Rows and slots that the function carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
     /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
@@ -95,11 +95,6 @@ impl CompiledFunction {
     /// Tells whether the function is fused: when it was compiled, or for the shapes of each call's inputs.
     pub(super) fn is_planned(&self) -> bool {
         matches!(self.code, Executable::FusedPlan(_)) || self.plans_by_shapes.is_some()
-    }
-
-    /// Sets the plans for shapes that are known only with the inputs.
-    pub(super) fn set_plans_by_shapes(&mut self, plans: PlansByShapes<CompiledFunction>) {
-        self.plans_by_shapes = Some(plans);
     }
 
     /// Runs the instructions on copies of the states and returns the shapes of all values; none where the run fails.

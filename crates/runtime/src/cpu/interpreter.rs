@@ -7,7 +7,7 @@ use super::located::Located;
 use super::ops::OpResult;
 use super::ops::image::to_channels_first;
 use super::ops::shape::{count, with_limit};
-use super::ops::{OpContext, OpError, check_result};
+use super::ops::{OpContext, OpError, check_result, copy};
 use super::plans_by_shapes::ValueShapes;
 use super::{Options, Precision};
 use crate::backend::Counts;
@@ -72,7 +72,8 @@ impl Interpreter {
         let result = run.take_inputs(inputs).and_then(|()| run.all(shapes));
         if result.is_ok() {
             for (place, out) in self.outputs.iter().zip(outputs) {
-                super::ops::copy_tensor(run.place(*place), out);
+                let from = run.place(*place);
+                copy(from, &from.shape, out);
             }
         }
         locked(&self.spare).push(run.buffers);
@@ -89,19 +90,13 @@ impl Execution<'_> {
     fn take_inputs(&mut self, inputs: &[&Tensor]) -> Result<()> {
         for ((buffer, ty), input) in self.program.inputs.iter().zip(inputs) {
             let shape: &[usize] = if ty.rank() == 0 { &[] } else { &input.shape };
-            let target = &mut self.buffers[*buffer];
-            match &input.data {
-                Data::F32(v) => {
-                    let out = target.reset_f32(shape);
-                    out.copy_from_slice(v);
-                    if ty.dtype == DataType::Float16 && self.program.options.precision == Precision::Fp16 {
-                        round_to_f16(out);
-                    }
-                }
-                Data::I32(v) => target.reset_i32(shape).copy_from_slice(v),
-                Data::Bool(v) => target.reset_bool(shape).copy_from_slice(v),
-                Data::Str(_) => return Err(Error::input("a string input")),
+            if let Data::Str(_) = input.data {
+                return Err(Error::input("a string input"));
             }
+            let mut target = std::mem::take(&mut self.buffers[*buffer]);
+            copy(input, shape, &mut target);
+            self.round(&mut target, ty);
+            self.buffers[*buffer] = target;
         }
         Ok(())
     }
@@ -132,18 +127,9 @@ impl Execution<'_> {
         let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
         let held = held.map(|(_, t)| t.len() as u64 * 4).fold(0, u64::saturating_add);
         let done = with_limit(self.allowance.elements_beside(held), || self.work(step));
-        match done {
-            Ok(done) => done,
-            Err(e) => {
-                let at = Located {
-                    path: &self.program.path,
-                    function: &self.program.function,
-                    op_type: &step.op_type,
-                    name: &step.name,
-                };
-                Err(at.error(e))
-            }
-        }
+        let Interpreter { path, function, .. } = self.program;
+        let at = Located { path, function, op_type: &step.op_type, name: &step.name };
+        done.unwrap_or_else(|e| Err(at.error(e)))
     }
 
     /// Executes one step. The outer result holds an error of the step itself, the inner one a nested step's located error.
@@ -176,7 +162,7 @@ impl Execution<'_> {
             InstrKind::Copy { from, to } => {
                 let mut t = std::mem::take(&mut self.buffers[*to]);
                 let source = self.place(*from);
-                super::ops::copy_tensor(source, &mut t);
+                copy(source, &source.shape, &mut t);
                 self.buffers[*to] = t;
             }
             InstrKind::WriteState { state, data } => {
@@ -195,7 +181,7 @@ impl Execution<'_> {
                     self.state_values[*state] = value;
                     return Err(OpError::Invalid(message));
                 }
-                super::ops::copy_tensor(source, &mut value);
+                copy(source, &source.shape, &mut value);
                 self.state_values[*state] = value;
             }
             InstrKind::Call { plan, inputs, outputs } => {
@@ -213,10 +199,8 @@ impl Execution<'_> {
             InstrKind::Cond { pred, yes, no, outputs } => {
                 let chosen = self.flag(*pred)?;
                 let (instructions, results) = if chosen { yes } else { no };
-                for step in instructions {
-                    if let Err(e) = self.step(step) {
-                        return Ok(Err(e));
-                    }
+                if let Err(e) = instructions.iter().try_for_each(|step| self.step(step)) {
+                    return Ok(Err(e));
                 }
                 self.assign(results, outputs);
             }
@@ -226,18 +210,14 @@ impl Execution<'_> {
                     if round == MAX_ROUNDS {
                         return Err(OpError::Invalid(format!("a loop of more than {MAX_ROUNDS} rounds")));
                     }
-                    for step in &cond.0 {
-                        if let Err(e) = self.step(step) {
-                            return Ok(Err(e));
-                        }
+                    if let Err(e) = cond.0.iter().try_for_each(|step| self.step(step)) {
+                        return Ok(Err(e));
                     }
                     if !self.flag(cond.1[0])? {
                         break;
                     }
-                    for step in &body.0 {
-                        if let Err(e) = self.step(step) {
-                            return Ok(Err(e));
-                        }
+                    if let Err(e) = body.0.iter().try_for_each(|step| self.step(step)) {
+                        return Ok(Err(e));
                     }
                     self.assign(&body.1, variables);
                 }

@@ -124,22 +124,22 @@ impl Instr {
             InstrKind::Copy { from, .. } => places.push(*from),
             InstrKind::WriteState { data, .. } => places.push(*data),
             InstrKind::Call { inputs, .. } => places.extend(inputs),
-            InstrKind::Cond { pred, yes, no, .. } => {
-                places.push(*pred);
-                for (instructions, results) in [yes, no] {
-                    places.extend(results);
-                    places.extend(instructions.iter().flat_map(|s| s.operands()));
-                }
-            }
-            InstrKind::While { initial, cond, body, .. } => {
-                places.extend(initial);
-                for (instructions, results) in [cond, body] {
-                    places.extend(results);
-                    places.extend(instructions.iter().flat_map(|s| s.operands()));
-                }
-            }
+            InstrKind::Cond { pred, .. } => places.push(*pred),
+            InstrKind::While { initial, .. } => places.extend(initial),
+        }
+        for (instructions, results) in self.nested() {
+            places.extend(results);
+            places.extend(instructions.iter().flat_map(Instr::operands));
         }
         places
+    }
+
+    /// Returns the nested blocks.
+    fn nested(&self) -> Vec<&Nested> {
+        match &self.work {
+            InstrKind::Cond { yes: a, no: b, .. } | InstrKind::While { cond: a, body: b, .. } => vec![a, b],
+            _ => Vec::new(),
+        }
     }
 
     /// Returns the buffers that the step reads.
@@ -155,19 +155,16 @@ impl Instr {
 
     /// Returns the buffers that the step writes.
     pub fn writes(&self) -> Vec<usize> {
-        match &self.work {
-            InstrKind::Kernel { outputs, .. } | InstrKind::Call { outputs, .. } => outputs.clone(),
+        let mut written = match &self.work {
+            InstrKind::Kernel { outputs, .. }
+            | InstrKind::Call { outputs, .. }
+            | InstrKind::Cond { outputs, .. }
+            | InstrKind::While { variables: outputs, .. } => outputs.clone(),
             InstrKind::Project { to, .. } | InstrKind::Copy { to, .. } => vec![*to],
             InstrKind::WriteState { .. } => vec![],
-            InstrKind::Cond { outputs, yes, no, .. } => {
-                let inner = yes.0.iter().chain(&no.0).flat_map(|s| s.writes());
-                outputs.iter().copied().chain(inner).collect()
-            }
-            InstrKind::While { variables, cond, body, .. } => {
-                let inner = cond.0.iter().chain(&body.0).flat_map(|s| s.writes());
-                variables.iter().copied().chain(inner).collect()
-            }
-        }
+        };
+        written.extend(self.nested().into_iter().flat_map(|(inner, _)| inner).flat_map(Instr::writes));
+        written
     }
 
     /// Returns the operand of a kernel by parameter.

@@ -1,7 +1,7 @@
 //! Packages on the CPU: each function is compiled at its first use.
 
 use super::batch::{KeptFunctions, StagedFunction};
-use super::bindings::names;
+use super::bindings::{constant, names};
 use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
@@ -178,8 +178,7 @@ fn constants_of(block: &Block, name: &str) -> Vec<Operation> {
 pub(crate) fn read_constant(path: &Path, function: &str, name: &str) -> Result<Option<Vec<f32>>> {
     let package = Package::open_to_run(path, &[function], &WeightFiles::default())?;
     let body = package.model().program.functions.get(function);
-    let is_it = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == name);
-    let value = body.and_then(|f| f.block.operations.iter().find(is_it)?.attributes.get("val")).cloned();
+    let value = body.and_then(|f| constant(&f.block.operations, name)).cloned();
     let Some(value) = value else { return Ok(None) };
     let tensor = const_value(&Arc::new(package), &value).and_then(|constant| constant.to_tensor());
     Ok(tensor.ok().and_then(|tensor| tensor.as_f32().map(<[f32]>::to_vec)))

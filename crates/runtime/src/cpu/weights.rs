@@ -344,30 +344,24 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpResult<Tensor> 
     use DataType as T;
     let n: usize = shape.iter().product();
     let mut out = Tensor::default();
-    let wide = |f: &dyn Fn(&[u8]) -> f32, size: usize, out: &mut Tensor| {
-        out.reset_f32(&shape).iter_mut().zip(bytes.chunks_exact(size)).for_each(|(o, b)| *o = f(b));
-    };
-    let ints = |f: &dyn Fn(&[u8]) -> i32, size: usize, out: &mut Tensor| {
-        out.reset_i32(&shape).iter_mut().zip(bytes.chunks_exact(size)).for_each(|(o, b)| *o = f(b));
-    };
+    fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], f: impl Fn([u8; N]) -> T) {
+        out.iter_mut().zip(bytes.as_chunks().0).for_each(|(o, b)| *o = f(*b));
+    }
+    fn ints<const N: usize>(bytes: &[u8], shape: &[usize], out: &mut Tensor, f: fn([u8; N]) -> i32) {
+        each(bytes, out.reset_i32(shape), f);
+    }
     match dtype {
         T::Float16 => anemoe_kernels::f16_to_f32(bytes, out.reset_f32(&shape)),
-        T::BFloat16 => wide(&|b| bf16::from_le_bytes([b[0], b[1]]).to_f32(), 2, &mut out),
-        T::Float32 => wide(&|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4, &mut out),
-        T::Float64 => {
-            wide(
-                &|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32,
-                8,
-                &mut out,
-            );
-        }
-        T::Bool => out.reset_bool(&shape).iter_mut().zip(bytes).for_each(|(o, b)| *o = *b != 0),
-        T::Int8 => ints(&|b| i32::from(b[0] as i8), 1, &mut out),
-        T::UInt8 => ints(&|b| i32::from(b[0]), 1, &mut out),
-        T::Int16 => ints(&|b| i32::from(i16::from_le_bytes([b[0], b[1]])), 2, &mut out),
-        T::UInt16 => ints(&|b| i32::from(u16::from_le_bytes([b[0], b[1]])), 2, &mut out),
-        T::Int32 | T::UInt32 => ints(&|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]), 4, &mut out),
-        T::Int64 | T::UInt64 => ints(&|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]), 8, &mut out),
+        T::BFloat16 => each(bytes, out.reset_f32(&shape), |b| bf16::from_le_bytes(b).to_f32()),
+        T::Float32 => each(bytes, out.reset_f32(&shape), f32::from_le_bytes),
+        T::Float64 => each(bytes, out.reset_f32(&shape), |b| f64::from_le_bytes(b) as f32),
+        T::Bool => each(bytes, out.reset_bool(&shape), |[b]| b != 0),
+        T::Int8 => ints(bytes, &shape, &mut out, |[b]| i32::from(b as i8)),
+        T::UInt8 => ints(bytes, &shape, &mut out, |[b]| i32::from(b)),
+        T::Int16 => ints(bytes, &shape, &mut out, |b| i32::from(i16::from_le_bytes(b))),
+        T::UInt16 => ints(bytes, &shape, &mut out, |b| i32::from(u16::from_le_bytes(b))),
+        T::Int32 | T::UInt32 => ints(bytes, &shape, &mut out, i32::from_le_bytes),
+        T::Int64 | T::UInt64 => ints(bytes, &shape, &mut out, |b| i64::from_le_bytes(b) as i32),
         T::UInt1 | T::UInt2 | T::UInt3 | T::UInt4 | T::UInt6 | T::Int4 => {
             let codes = unpack_sub_byte(bytes, dtype.bits(), n);
             let value = |c: u8| if dtype == T::Int4 && c >= 8 { i32::from(c) - 16 } else { i32::from(c) };
@@ -381,34 +375,29 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpResult<Tensor> 
 /// Returns the results of a `constexpr_*` operation; the joint sparse forms have two results.
 pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Constant>> {
     let dense = |t: Tensor| Ok(vec![Constant::Dense(Arc::new(t))]);
+    let stored = match op.op_type.as_str() {
+        "constexpr_lut_to_dense" if o.has("shape") => stored_lut_ios16(o)?,
+        "constexpr_lut_to_dense" => stored_lut(o)?,
+        "constexpr_blockwise_shift_scale" => stored_int(o)?.or(stored_mxfp4(o)?),
+        "constexpr_affine_dequantize" => stored_affine(o)?,
+        _ => None,
+    };
+    if let Some(weight) = stored {
+        return Ok(vec![Constant::Stored(Arc::new(weight))]);
+    }
     match op.op_type.as_str() {
-        "constexpr_lut_to_dense" if o.has("shape") => match stored_lut_ios16(o)? {
-            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
-            None => dense(lut_ios16(o)?),
-        },
-        "constexpr_lut_to_dense" => match stored_lut(o)? {
-            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
-            None => {
-                let (indices_shape, indices) = o.floats("indices")?;
-                let (lut_shape, lut) = o.floats("lut")?;
-                let (shape, values) = lookup(o, &indices_shape, &indices, &lut_shape, &lut)?;
-                dense(Tensor::f32(&shape, values))
-            }
-        },
-        "constexpr_blockwise_shift_scale" => match stored_int(o)?.or(stored_mxfp4(o)?) {
-            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
-            None => {
-                let (shape, data) = o.floats("data")?;
-                let (scale_shape, scale) = o.floats("scale")?;
-                let offset = o.optional("offset")?.map(|(_, v)| v);
-                let v = blockwise(&shape, &data, &scale_shape, &scale, offset.as_deref())?;
-                dense(Tensor::f32(&shape, v))
-            }
-        },
-        "constexpr_affine_dequantize" => match stored_affine(o)? {
-            Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
-            None => dense(affine(o)?),
-        },
+        "constexpr_lut_to_dense" if o.has("shape") => dense(lut_ios16(o)?),
+        "constexpr_lut_to_dense" => {
+            let (indices_shape, indices) = o.floats("indices")?;
+            let (lut_shape, lut) = o.floats("lut")?;
+            let (shape, values) = lookup(o, &indices_shape, &indices, &lut_shape, &lut)?;
+            dense(Tensor::f32(&shape, values))
+        }
+        "constexpr_blockwise_shift_scale" => {
+            let (shape, data) = o.floats("data")?;
+            dense(Tensor::f32(&shape, scaled(o, &shape, &data)?))
+        }
+        "constexpr_affine_dequantize" => dense(affine(o)?),
         "constexpr_sparse_to_dense" => dense(sparse(o)?),
         "constexpr_cast" => {
             let (shape, v) = o.floats("source_val")?;
@@ -423,11 +412,8 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Consta
         "constexpr_sparse_blockwise_shift_scale" => {
             let (mask_shape, mask) = o.floats("data_mask")?;
             let (_, data) = o.floats("nonzero_data")?;
-            let (scale_shape, scale) = o.floats("scale")?;
-            let offset = o.optional("offset")?.map(|(_, v)| v);
             // Scales are per block of the dense grid: expand the data, scale it, and pick the set places again.
-            let full = expand(&mask, &data)?;
-            let v = blockwise(&mask_shape, &full, &scale_shape, &scale, offset.as_deref())?;
+            let v = scaled(o, &mask_shape, &expand(&mask, &data)?)?;
             let kept: Vec<f32> = v.iter().zip(&mask).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
             Ok(sparse_pair(mask_shape, &mask, kept))
         }
@@ -641,6 +627,13 @@ fn lut_to_sparse(
     };
     let kept = values.iter().zip(&wide).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
     Ok(sparse_pair(shape, &wide, kept))
+}
+
+/// Multiplies data by the operands `scale` and `offset`.
+fn scaled(o: &Operands<'_>, shape: &[usize], data: &[f32]) -> OpResult<Vec<f32>> {
+    let (scale_shape, scale) = o.floats("scale")?;
+    let offset = o.optional("offset")?.map(|(_, v)| v);
+    blockwise(shape, data, &scale_shape, &scale, offset.as_deref())
 }
 
 fn blockwise(

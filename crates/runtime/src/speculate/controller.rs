@@ -230,7 +230,7 @@ pub struct DraftStatistics {
     /// Acceptance by source.
     acceptance: [Acceptance; 2],
     /// Seconds of the drafter; none before they were measured.
-    drafter: Option<DrafterTime>,
+    pub(super) drafter: Option<DrafterTime>,
 }
 
 impl DraftStatistics {
@@ -250,16 +250,6 @@ impl DraftStatistics {
         self.passes[0].costs.len() - 1
     }
 
-    /// Returns the seconds of the drafter; none before they were measured.
-    pub(super) fn drafter(&self) -> Option<DrafterTime> {
-        self.drafter
-    }
-
-    /// Sets the seconds of the drafter.
-    pub(super) fn set_drafter(&mut self, time: DrafterTime) {
-        self.drafter = Some(time);
-    }
-
     /// Adds the time of a pass, and returns its cost as far as it counts.
     pub(super) fn note_time(&mut self, time: PassTime) -> f64 {
         self.passes[time.streams - 1].note(time.drafted, time.seconds)
@@ -277,7 +267,7 @@ fn correct(time: &mut f64, seconds: f64, expected: f64) {
 pub struct Controller {
     statistics: DraftStatistics,
     /// Numbers of drafted tokens to choose from, whose passes are prepared.
-    lengths: Vec<usize>,
+    pub(super) lengths: Vec<usize>,
     /// Tokens of all passes, and what drafts gained, in plain passes.
     tokens: f64,
     gained: f64,
@@ -373,11 +363,6 @@ impl Controller {
         let of = |source| SourceReport { source, drafted: 0, accepted: 0, ms: 0.0, places: Vec::new() };
         let sources = ["repetition", "drafter"].map(of);
         Controller { statistics, lengths, tokens: 0.0, gained: 0.0, passes, report, sources }
-    }
-
-    /// Sets the numbers of drafted tokens to choose from.
-    pub(super) fn set_lengths(&mut self, lengths: Vec<usize>) {
-        self.lengths = lengths;
     }
 
     /// Returns what this generation and those before it have learned.

@@ -216,7 +216,7 @@ impl Drafted {
         for k in LENGTHS.into_iter().filter(|_| self.is_timed).flat_map(|k| [0, k, 0, k]) {
             statistics.note_time(alone(k, CHEAP(k + 1)));
         }
-        statistics.set_drafter(self.drafter);
+        statistics.drafter = Some(self.drafter);
         let mut c = Controller::new(statistics, LENGTHS.to_vec());
         let mut random = Random::new(seed);
         let (mut made, mut time, mut lacking) = (0, 0.0, self.prompt);

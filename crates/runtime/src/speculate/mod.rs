@@ -213,7 +213,7 @@ impl Drafter {
         // Mode `auto` drafts the lengths whose passes are prepared.
         let others = room.streams + room.drafted;
         let is_prepared = |drafted: &usize| model.has_prepared(others + drafted, Logits::All);
-        self.controller.set_lengths(draft_lengths(&self.options).filter(is_prepared).collect());
+        self.controller.lengths = draft_lengths(&self.options).filter(is_prepared).collect();
         let drafter = self.options.drafter.clone();
         if self.options.replay.is_none() || drafter.is_none() {
             self.repeat(most, room);
@@ -255,7 +255,7 @@ impl Drafter {
             _ => return Ok(()),
         };
         if lacking > CATCH_UP {
-            let reading = self.controller.statistics().drafter().map_or(0.0, |time| time.reading);
+            let reading = self.controller.statistics().drafter.map_or(0.0, |time| time.reading);
             // Casting infinity gives the largest integer.
             let most = ((room.seconds / reading) as usize).max(1);
             let started = Instant::now();
@@ -453,7 +453,7 @@ pub fn measure_drafter(model: &Model, options: &Speculation) {
     let Some(drafter) = options.drafter.as_ref().filter(|_| options.mode == Mode::Auto) else { return };
     if let Some((making, reading)) = drafter.attempt(|| drafter.measure(model)) {
         let mut statistics = options.statistics.get(options.draft_max);
-        statistics.set_drafter(DrafterTime { making, reading });
+        statistics.drafter = Some(DrafterTime { making, reading });
         options.statistics.set(&statistics);
     }
 }

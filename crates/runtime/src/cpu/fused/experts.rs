@@ -139,12 +139,7 @@ impl Pack<'_> {
 
     fn columns(&self) -> Columns<'_> {
         let x = &self.experts.x;
-        Columns {
-            values: self.sources.get(x.base),
-            first: x.offset,
-            token_stride: x.strides[3],
-            channel_stride: x.strides[1],
-        }
+        self.sources.columns(x, (x.strides[3], x.strides[1]))
     }
 
     /// Tells whether the packs read the same elements and have results of the same shape, so that they can be one sum.

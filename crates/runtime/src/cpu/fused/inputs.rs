@@ -1,7 +1,8 @@
 //! Values that nodes read.
 
-use super::view::Base;
+use super::view::{Base, View};
 use crate::tensor::Tensor;
+use anemoe_kernels::Columns;
 use std::sync::Arc;
 
 /// Values that nodes read, by base.
@@ -28,5 +29,10 @@ impl<'a> NodeInputs<'a> {
             Base::Buffer(i) => &self.buffers[i],
             _ => self.tensor(base).and_then(Tensor::as_f32).unwrap_or_default(),
         }
+    }
+
+    /// Returns the tokens of a view as columns for the kernels.
+    pub fn columns(&self, x: &View, (token_stride, channel_stride): (usize, usize)) -> Columns<'a> {
+        Columns { values: self.get(x.base), first: x.offset, token_stride, channel_stride }
     }
 }

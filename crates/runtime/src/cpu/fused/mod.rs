@@ -24,14 +24,14 @@ mod view;
 
 use super::ops::OpError;
 use super::ops::window::image_strides;
-use super::ops::{OpResult, map_all};
+use super::ops::{OpResult, copy, map_all};
 use super::state_value::StateValue;
 use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::Tensor;
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, DenseProducts, Finish, HeadStrides, Image, Isa, Layout,
-    Mask, MatMul, PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
+    AttentionShape, CacheValues, CacheView, DenseProducts, Finish, HeadStrides, Image, Isa, Layout, Mask,
+    MatMul, PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::{Pack, SumTarget};
@@ -148,10 +148,7 @@ impl FusedPlan {
         for ((loops, view), out) in self.outputs.iter().zip(outputs) {
             match (view.base, sources.tensor(view.base)) {
                 (Base::State(s), _) => states[s].copy_to(loops, out.reset_f32(&view.shape)),
-                (_, Some(Tensor { data: Data::I32(v), .. })) => out.reset_i32(&view.shape).copy_from_slice(v),
-                (_, Some(Tensor { data: Data::Bool(v), .. })) => {
-                    out.reset_bool(&view.shape).copy_from_slice(v)
-                }
+                (_, Some(t)) if t.as_f32().is_none() => copy(t, &view.shape, out),
                 (base, _) => copy_floats(loops, sources.get(base), out.reset_f32(&view.shape)),
             }
         }
@@ -249,7 +246,7 @@ fn run_node(
         NodeKind::Products { fills, items } => {
             for fill in fills.iter() {
                 let order = layout_of(items, fill.packed)?;
-                let x = columns(&sources, &fill.x, fill.strides);
+                let x = sources.columns(&fill.x, fill.strides);
                 packed[fill.packed].pack(pool, order, x, fill.tokens, fill.channels);
             }
             *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
@@ -401,15 +398,6 @@ fn layout_of(items: &[Item], packed: usize) -> OpResult<Layout> {
     let item = items.iter().find(|i| i.packed == packed);
     let item = item.ok_or_else(|| OpError::Invalid("packed activations that nothing reads".into()))?;
     Ok(item.weight.matrix().layout())
-}
-
-/// Returns the tokens of a view as columns for the kernels.
-fn columns<'a>(
-    sources: &NodeInputs<'a>,
-    x: &View,
-    (token_stride, channel_stride): (usize, usize),
-) -> Columns<'a> {
-    Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
 /// Returns a view `[batch, channels, spatial..]` as an image.

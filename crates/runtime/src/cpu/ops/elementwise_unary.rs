@@ -302,7 +302,7 @@ pub(super) fn identity(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 }
 
 /// Copies the elements of `x` to `out`, in another shape of as many elements.
-pub(super) fn copy(x: &Tensor, shape: &[usize], out: &mut Tensor) {
+pub(in crate::cpu) fn copy(x: &Tensor, shape: &[usize], out: &mut Tensor) {
     with_elements!(F32 | I32 | Bool, &x.data, |v| out.reset(shape).copy_from_slice(v), *out = x.clone())
 }
 

@@ -24,7 +24,7 @@ mod tensor_transformation;
 pub(super) mod window;
 
 pub(super) use elementwise_binary::{BinaryLoops, binary_loops};
-pub(super) use elementwise_unary::{ElementFunction, activation, element_function, map_all, sigmoid};
+pub(super) use elementwise_unary::{ElementFunction, activation, copy, element_function, map_all, sigmoid};
 pub(crate) use linear::dot;
 pub use operands::{OpContext, OpError, OpFunction, OpResult};
 pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reduction};
@@ -32,11 +32,6 @@ pub(super) use sliding::PoolParams;
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
-
-/// Copies `from` to `to`, whose allocation is kept.
-pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {
-    elementwise_unary::copy(from, &from.shape, to);
-}
 
 /// Tells whether an op is a function of each element of one tensor, with parameters of one number.
 #[rustfmt::skip]

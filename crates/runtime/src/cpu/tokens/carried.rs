@@ -8,7 +8,7 @@
 //! ```
 //! The rows of the state are still written, and no longer read.
 
-use super::super::bindings::{bound_name, names};
+use super::super::bindings::{bound_name, constant_of, maker, names};
 use crate::backend::KeptRows;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
@@ -43,7 +43,7 @@ pub enum Carried {
 /// Finds the rows that `function` carries.
 pub fn carried(function: &Function) -> Carried {
     let operations = &function.block.operations;
-    let by = |name: &str| operations.iter().find(|op| op.outputs.iter().any(|o| o.name == name));
+    let by = |name: &str| maker(operations, name).map(|at| &operations[at]);
     let writes: Vec<&Operation> = operations.iter().filter(|op| op.op_type == "write_state").collect();
     let states: BTreeSet<_> = writes.iter().filter_map(|write| bound_name(write, "input")).collect();
     if states.len() < writes.len() {
@@ -64,23 +64,15 @@ pub fn carried(function: &Function) -> Carried {
 
 /// Finds the first row of axis 2 that a `slice_update` with constant bounds writes.
 fn find_first_row(operations: &[Operation], op: &Operation) -> Option<u64> {
-    let value = match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.first()? {
-        Binding::Value(value) => value,
-        Binding::Name(name) => {
-            let is_it = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == *name);
-            operations.iter().find(is_it)?.attributes.get("val")?
-        }
-    };
+    let value = constant_of(operations, op, "begin").filter(|_| op.op_type == "slice_update")?;
     u64::try_from(*value.as_ints()?.get(2)?).ok()
 }
 
 fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<CarriedRows> {
     let operations = &function.block.operations;
-    let by = |name: &str| operations.iter().position(|op| op.outputs.iter().any(|o| o.name == name));
-    let shape = |name: &str| -> Option<Vec<u64>> {
-        let output = operations.get(by(name)?)?.outputs.iter().find(|o| o.name == name)?;
-        output.ty.tensor()?.shape()
-    };
+    let by = |name: &str| maker(operations, name);
+    let type_of = |name: &str| operations[by(name)?].outputs.iter().find(|o| o.name == name)?.ty.tensor();
+    let shape = |name: &str| type_of(name)?.shape();
     let input =
         |name: &str| function.inputs.iter().find(|i| i.name == name && matches!(i.ty, ValueType::Tensor(_)));
     let (slots, tail) = match joined.op_type.as_str() {
@@ -112,16 +104,12 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     }
     let product = &operations[product?];
     let (selection, window) = (bound_name(product, "x")?, bound_name(product, "y")?);
-    let dims_of = |name: &str| -> Option<&[Dim]> {
-        let output = operations.get(by(name)?)?.outputs.iter().find(|o| o.name == name)?;
-        Some(&output.ty.tensor()?.dims)
-    };
     let &[Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(rows), all] =
         input(selection)?.ty.tensor()?.dims.as_slice()
     else {
         return None;
     };
-    let of_window = dims_of(window)?;
+    let of_window = &type_of(window)?.dims;
     let selected = product.outputs.first()?.ty.tensor()?.dims.get(2);
     if of_window.len() != 4 || of_window[2] != all || selected != Some(&Dim::Fixed(rows)) {
         return None;
