@@ -294,7 +294,7 @@ impl StagedFunction {
             let (mut may_stay, mut held) = (true, 0);
             for stage in self.stages.iter().skip(1).step_by(2).flatten() {
                 let function = self.function(stage, part.len())?;
-                may_stay &= function.may_stay();
+                may_stay &= function.may_stay;
                 held += function.states().len();
             }
             let states: &mut dyn Any = &mut **states;

@@ -34,8 +34,8 @@ pub struct CompiledFunction {
     path: PathBuf,
     name: String,
     described: FunctionDescription,
-    input_names: Vec<String>,
-    output_names: Vec<String>,
+    pub(super) input_names: Vec<String>,
+    pub(super) output_names: Vec<String>,
     /// Types of the inputs in the program, in the order of the description.
     inputs: Vec<TensorType>,
     states: Vec<(String, TensorType)>,
@@ -47,9 +47,9 @@ pub struct CompiledFunction {
     /// Plans for shapes that are known only with the inputs.
     pub(super) plans_by_shapes: Option<PlansByShapes<CompiledFunction>>,
     /// Rows and slots that the function carries; none where that is not known.
-    carried: Option<Arc<KnownCarried>>,
+    pub(super) carried: Option<Arc<KnownCarried>>,
     /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
-    may_stay: bool,
+    pub(super) may_stay: bool,
     counts: Mutex<Counts>,
 }
 
@@ -120,26 +120,6 @@ impl CompiledFunction {
             let all = ty.dims.get(2).and_then(|d| d.fixed()).and_then(|rows| usize::try_from(rows).ok());
             cache.is_some() && *cache == carried.slots.get(state).copied().or(all)
         });
-    }
-
-    /// Tells whether rows in its states may stay when a call is undone.
-    pub(super) fn may_stay(&self) -> bool {
-        self.may_stay
-    }
-
-    /// Returns what the function carries; none where that is not known.
-    pub(super) fn carried(&self) -> Option<&KnownCarried> {
-        self.carried.as_deref()
-    }
-
-    /// Returns the names of the inputs, in order.
-    pub(super) fn input_names(&self) -> &[String] {
-        &self.input_names
-    }
-
-    /// Returns the names of the outputs, in order.
-    pub(super) fn output_names(&self) -> &[String] {
-        &self.output_names
     }
 
     /// Frees memory that the next run allocates again.

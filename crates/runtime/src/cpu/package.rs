@@ -395,11 +395,11 @@ impl backend::BackendPackage for LoadedPackage {
 
 impl BackendFunction for CompiledFunction {
     fn inputs(&self) -> &[String] {
-        self.input_names()
+        &self.input_names
     }
 
     fn outputs(&self) -> &[String] {
-        self.output_names()
+        &self.output_names
     }
 
     fn has_states(&self) -> bool {
@@ -407,7 +407,7 @@ impl BackendFunction for CompiledFunction {
     }
 
     fn kept_rows(&self) -> &[KeptRows] {
-        self.carried().map_or(&[], |carried| &carried.kept)
+        self.carried.as_ref().map_or(&[], |carried| &carried.kept)
     }
 
     fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> Result<()> {
@@ -424,7 +424,7 @@ impl BackendFunction for CompiledFunction {
         states.may_stay = false;
         CompiledFunction::run(self, &inputs, states, outputs)?;
         // Only a function that holds all states of the package knows everything that is carried.
-        states.may_stay = self.may_stay() && self.states().len() == states.names().len();
+        states.may_stay = self.may_stay && self.states().len() == states.names().len();
         Ok(())
     }
 

@@ -102,20 +102,16 @@ fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: HostTokens) 
                 column.iter_mut().enumerate().for_each(|(t, v)| *v = values[t * cache.slots + slot]);
             }
         }
-        HostInput::Place(name) => {
+        HostInput::Place(name) | HostInput::PlaceRows(name) => {
             let slots = cache(name).slots;
-            let v = out.reset_f32(&[1, 1, slots, width]);
+            let (shape, slot_step, token_step) = match input {
+                HostInput::Place(_) => ([1, 1, slots, width], width, 1),
+                _ => ([1, 1, width, slots], 1, slots),
+            };
+            let v = out.reset_f32(&shape);
             v.fill(0.0);
             for t in 0..n {
-                v[(first + t) % slots * width + t] = 1.0;
-            }
-        }
-        HostInput::PlaceRows(name) => {
-            let slots = cache(name).slots;
-            let v = out.reset_f32(&[1, 1, width, slots]);
-            v.fill(0.0);
-            for t in 0..n {
-                v[t * slots + (first + t) % slots] = 1.0;
+                v[(first + t) % slots * slot_step + t * token_step] = 1.0;
             }
         }
         HostInput::Keep(name) | HostInput::KeepRow(name) => {

@@ -97,29 +97,21 @@ impl Sampling {
     /// # Errors
     /// The error names the first one that is not.
     pub fn check(&self) -> Result<(), SettingError> {
-        let share = |v: f32| v > 0.0 && v <= 1.0;
-        let penalty = |v: f32| v.abs() <= MOST_PENALTY;
-        let penalty_range = "not from -2 to 2";
-        for (field, value, is_right, range) in [
-            (
-                "temperature",
-                self.temperature,
-                self.temperature.is_finite() && self.temperature >= 0.0,
-                "not a number of at least 0",
-            ),
-            ("top_p", self.top_p, share(self.top_p), "not above 0 and at most 1"),
-            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "not from 0 to 1"),
-            ("typical_p", self.typical_p, share(self.typical_p), "not above 0 and at most 1"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0,
-                "not a number above 0",
-            ),
-            ("presence_penalty", self.presence_penalty, penalty(self.presence_penalty), penalty_range),
-            ("frequency_penalty", self.frequency_penalty, penalty(self.frequency_penalty), penalty_range),
+        type Check = (fn(f32) -> bool, &'static str);
+        let share: Check = (|v| v > 0.0 && v <= 1.0, "not above 0 and at most 1");
+        let penalty: Check = (|v| v.abs() <= MOST_PENALTY, "not from -2 to 2");
+        let temperature: Check = (|v| v.is_finite() && v >= 0.0, "not a number of at least 0");
+        let factor: Check = (|v| v.is_finite() && v > 0.0, "not a number above 0");
+        for (field, value, (is_right, range)) in [
+            ("temperature", self.temperature, temperature),
+            ("top_p", self.top_p, share),
+            ("min_p", self.min_p, (|v| (0.0..=1.0).contains(&v), "not from 0 to 1")),
+            ("typical_p", self.typical_p, share),
+            ("repetition_penalty", self.repetition_penalty, factor),
+            ("presence_penalty", self.presence_penalty, penalty),
+            ("frequency_penalty", self.frequency_penalty, penalty),
         ] {
-            if !is_right {
+            if !is_right(value) {
                 return Err(SettingError { field, what: format!("{value} is {range}") });
             }
         }

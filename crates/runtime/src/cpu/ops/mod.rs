@@ -63,6 +63,13 @@ pub(super) fn is_tokenwise(op: &str) -> bool {
         | "write_state" | "read_state" | "select")
 }
 
+/// Tells whether an op is a reduction or norm that treats tokens alike where its axes do not include theirs.
+#[rustfmt::skip]
+pub(super) fn is_over_axes(op: &str) -> bool {
+    matches!(op,
+        "reduce_max" | "reduce_mean" | "reduce_min" | "reduce_sum" | "reduce_sum_square" | "reduce_l2_norm" | "reduce_prod" | "layer_norm")
+}
+
 /// Tells whether the shape of an op's result follows from the shapes of its operands alone.
 #[rustfmt::skip]
 pub(super) fn has_shape_by_shapes(op: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use super::super::strided::dense_strides;
 use super::operands::{OpContext, OpResult};
-use super::shape::invalid;
+use super::shape::{invalid, offsets};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 
@@ -51,14 +51,11 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 /// Computes `layer_norm` over axes with others between them.
 fn norm_apart(c: &OpContext<'_>, axes: &[usize], out: &mut Tensor) -> OpResult {
     let (shape, x) = c.f32s("x")?;
-    let own = dense_strides(shape);
-    let offsets = |inside: bool| {
-        let part = (0..shape.len()).filter(|i| axes.contains(i) == inside);
-        part.fold(vec![0], |at: Vec<usize>, i| {
-            at.iter().flat_map(|a| (0..shape[i]).map(move |k| (*a, k))).map(|(a, k)| a + k * own[i]).collect()
-        })
+    let part = |inside: bool| {
+        let sizes = (0..shape.len()).map(|i| if axes.contains(&i) == inside { shape[i] } else { 1 });
+        offsets(&sizes.map(|n| (0..n).collect()).collect::<Vec<_>>(), &dense_strides(shape))
     };
-    let (inner, outer) = (offsets(true), offsets(false));
+    let (inner, outer) = (part(true), part(false));
     let epsilon = c.float("epsilon", 1e-5)?;
     let (gamma, beta) = (c.vector("gamma", inner.len())?, c.vector("beta", inner.len())?);
     let y = out.reset_f32(shape);

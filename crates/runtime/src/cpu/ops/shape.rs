@@ -85,6 +85,17 @@ pub(super) fn pair_loops(x: &[usize], y: &[usize], shape: &[usize]) -> OpResult<
     Ok(StridedLoops::new(shape, [&dense_strides(shape), &x, &y], [0; 3]))
 }
 
+/// Returns the offsets of all combinations of positions along the axes of a tensor with these strides, in order.
+pub(super) fn offsets(places: &[Vec<usize>], strides: &[usize]) -> Vec<usize> {
+    if places.iter().any(Vec::is_empty) {
+        return Vec::new();
+    }
+    let along = |at: Vec<usize>, (places, step): (&Vec<usize>, &usize)| {
+        at.iter().flat_map(|a| places.iter().map(move |p| a + p * step)).collect()
+    };
+    places.iter().zip(strides).fold(vec![0], along)
+}
+
 /// Returns the number of elements before an axis, along it, and behind it.
 pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())

@@ -388,6 +388,8 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut reads: Vec<Vec<Option<usize>>> = Vec::new();
     for i in 0..rank {
         let n = x.shape[i] as i64;
+        // The position of an element takes the memory of four elements.
+        count(&[4, shape[i]])?;
         let mut axis = Vec::with_capacity(shape[i]);
         for o in 0..shape[i] as i64 {
             let at = o - amounts[i].0;

@@ -4,8 +4,8 @@ use super::super::strided::dense_strides;
 use super::elementwise_unary::copy;
 use super::operands::{OpContext, OpError, OpResult};
 use super::scatter_gather::copy_runs;
-use super::shape::{count, invalid, unsupported};
-use super::tensor_operation::rearrange;
+use super::shape::{count, invalid, offsets};
+use super::tensor_operation::{pad, rearrange};
 use crate::tensor::{Tensor, with_elements};
 
 pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -172,35 +172,6 @@ fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
     Ok(Slice { places, shape })
 }
 
-/// Calls `f` with the offset of each run along the last axis, and with the slice's positions on the last axis.
-fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
-    let own = dense_strides(&x.shape);
-    let Some((last, outer)) = s.places.split_last() else {
-        f(0, &[0]);
-        return;
-    };
-    if s.places.iter().any(Vec::is_empty) {
-        return;
-    }
-    let mut index = vec![0usize; outer.len()];
-    loop {
-        let offset: usize = index.iter().zip(outer).zip(&own).map(|((&i, p), s)| p[i] * s).sum();
-        f(offset, last);
-        let mut axis = outer.len();
-        loop {
-            if axis == 0 {
-                return;
-            }
-            axis -= 1;
-            index[axis] += 1;
-            if index[axis] < outer[axis].len() {
-                break;
-            }
-            index[axis] = 0;
-        }
-    }
-}
-
 /// Makes room for the place of each element of a result, and counts both.
 fn places_of(shape: &[usize]) -> OpResult<Vec<usize>> {
     let n = count(shape)?;
@@ -210,9 +181,8 @@ fn places_of(shape: &[usize]) -> OpResult<Vec<usize>> {
 }
 
 fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
-    let mut places = places_of(&s.shape)?;
-    each_run(x, s, |offset, last| places.extend(last.iter().map(|l| offset + l)));
-    copy_runs(x, &s.shape, 1, &places, out)
+    places_of(&s.shape)?;
+    copy_runs(x, &s.shape, 1, &offsets(&s.places, &dense_strides(&x.shape)), out)
 }
 
 /// Reads the positions `places` along each axis.
@@ -254,20 +224,12 @@ pub(super) fn slice_update(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         return invalid(format!("an update of shape {:?} for a slice of shape {:?}", update.shape, s.shape));
     }
     copy(x, &x.shape, &mut out[0]);
-    fn write<T: Copy>(t: &Tensor, s: &Slice, u: &[T], out: &mut [T]) {
-        let mut at = 0;
-        each_run(t, s, |offset, last| {
-            for &l in last {
-                out[offset + l] = u[at];
-                at += 1;
-            }
-        });
-    }
+    let places = offsets(&s.places, &dense_strides(&x.shape));
     let data = (&mut out[0].data, &update.data);
     with_elements!(
         F32 | I32 | Bool,
         (data.0, data.1),
-        |o, u| write(x, &s, u, o),
+        |o, u| places.iter().zip(u).for_each(|(&p, u)| o[p] = *u),
         return invalid("an update of another type")
     );
     Ok(())
@@ -372,65 +334,51 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         return invalid(format!("block_shape {block:?} and {edges:?} for shape {:?}", x.shape));
     }
     let block: Vec<usize> = block.iter().map(|&b| b as usize).collect();
-    let edges: Vec<usize> = edges.iter().map(|&e| e as usize).collect();
     // Sizes that overflow are refused when the elements of the result are counted.
     let factor = block.iter().fold(1usize, |n, &b| n.saturating_mul(b));
-    let mut shape = x.shape.clone();
-    let fits = OpError::Invalid(format!("shape {:?} in blocks of {block:?}", x.shape));
+    let fits = || OpError::Invalid(format!("shape {:?} in blocks of {block:?}", x.shape));
+    let mut moved = Tensor::default();
     if to_batch {
-        shape[0] = shape[0].saturating_mul(factor);
-        for i in 0..m {
-            let padded = x.shape[i + 2] + edges[2 * i] + edges[2 * i + 1];
-            if !padded.is_multiple_of(block[i]) {
-                return Err(fits);
-            }
-            shape[i + 2] = padded / block[i];
+        // The axes of a block go in front of the batch.
+        let pads = Tensor::i32(&[edges.len()], edges.to_vec());
+        let inputs = [("x", x), ("pad", &pads)];
+        pad(&OpContext { inputs: &inputs, ..*c }, std::slice::from_mut(&mut moved))?;
+        if !moved.shape[2..].iter().zip(&block).all(|(n, b)| n.is_multiple_of(*b)) {
+            return Err(fits());
         }
-    } else {
-        if x.shape[0] % factor != 0 {
-            return Err(fits);
-        }
-        shape[0] /= factor;
-        for i in 0..m {
-            let size = (x.shape[i + 2] * block[i]).checked_sub(edges[2 * i] + edges[2 * i + 1]);
-            shape[i + 2] = size.ok_or_else(|| OpError::Invalid("crops larger than the input".into()))?;
-        }
+        let own = dense_strides(&moved.shape);
+        let (batch, spatial) = moved.shape.split_at(2);
+        let blocks: Vec<usize> = spatial.iter().zip(&block).map(|(n, b)| n / b).collect();
+        let steps: Vec<usize> = own[2..].iter().zip(&block).map(|(s, b)| s.saturating_mul(*b)).collect();
+        let shape = [&[batch[0].saturating_mul(factor), batch[1]], blocks.as_slice()].concat();
+        count(&shape)?;
+        let (dims, strides) = ([&block, batch, &blocks].concat(), [&own[2..], &own[..2], &steps].concat());
+        rearrange(&moved, &dims, &strides, &shape, &mut out[0]);
+        return Ok(());
     }
-    let total = count(&shape)?;
-    let (own, target) = (dense_strides(&x.shape), dense_strides(&shape));
-    let batch = shape[0].min(x.shape[0]);
-    // Input element that output element `k` reads; `None` in the padding.
-    let from = |k: usize| -> Option<usize> {
-        let at = |i: usize| k / target[i] % shape[i];
-        let mut offset = at(1) * own[1];
-        if to_batch {
-            let (mut which, n) = (at(0) / batch.max(1), at(0) % batch.max(1));
-            offset += n * own[0];
-            for i in (0..m).rev() {
-                let inside = which % block[i];
-                which /= block[i];
-                let p = (at(i + 2) * block[i] + inside).checked_sub(edges[2 * i])?;
-                offset += (p < x.shape[i + 2]).then_some(p)? * own[i + 2];
-            }
-        } else {
-            let mut which = 0;
-            for i in 0..m {
-                let p = at(i + 2) + edges[2 * i];
-                which = which * block[i] + p % block[i];
-                offset += p / block[i] * own[i + 2];
-            }
-            offset += (which * batch + at(0)) * own[0];
+    if x.shape[0] % factor != 0 {
+        return Err(fits());
+    }
+    let own = dense_strides(&x.shape);
+    let mut shape = vec![x.shape[0] / factor, x.shape[1]];
+    let (mut dims, mut strides) = (shape.clone(), own[..2].to_vec());
+    let mut kept: Vec<Vec<usize>> = shape.iter().map(|&n| (0..n).collect()).collect();
+    for i in 0..m {
+        let size = x.shape[i + 2].saturating_mul(block[i]);
+        let (before, after) = (edges[2 * i] as usize, edges[2 * i + 1] as usize);
+        if before + after > size {
+            return invalid("crops larger than the input");
         }
-        Some(offset)
-    };
-    with_elements!(
-        F32 | I32,
-        &x.data,
-        |v| {
-            let y = out[0].reset(&shape);
-            (0..total).for_each(|k| y[k] = from(k).map_or(Default::default(), |p| v[p]));
-        },
-        return unsupported("other than numbers")
-    );
-    Ok(())
+        // A place takes the memory of two elements.
+        count(&[2, size])?;
+        kept.push((before..size - after).collect());
+        shape.push(size);
+        // An element of a block lies in a batch of its own.
+        dims.extend([x.shape[i + 2], block[i]]);
+        let step = own[0].saturating_mul(shape[0]);
+        strides.extend([own[i + 2], block[i + 1..].iter().fold(step, |n, &b| n.saturating_mul(b))]);
+    }
+    count(&shape)?;
+    rearrange(x, &dims, &strides, &shape, &mut moved);
+    read_places(&moved, kept, &mut out[0])
 }

@@ -9,7 +9,7 @@
 //! shape. Operations that may compute something else with another size of that axis are refused.
 
 use super::super::bindings::{bound_name, names};
-use super::super::ops::{is_binary, is_tokenwise};
+use super::super::ops::{is_binary, is_over_axes, is_tokenwise};
 use anemoe_mlpackage::mil::ops::{self, Context, Operand};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType,
@@ -54,18 +54,6 @@ impl<'a> ResizedValue<'a> {
 
 /// The values of a function up to an operation, by name.
 type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
-
-/// Reductions and norms, whose axes must not include the token axis.
-const OVER_AXES: [&str; 8] = [
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_sum",
-    "reduce_sum_square",
-    "reduce_l2_norm",
-    "layer_norm",
-    "reduce_prod",
-];
 
 /// Rewrites `function`, written for `from` tokens or for a range that begins there, for `to` tokens. `axes` gives the token axis
 /// of each input that has one.
@@ -335,7 +323,7 @@ fn adapt(
             let along = along.and_then(|a| super::super::ops_axis(a, rank_of(x)));
             if along.is_some_and(|a| a != axis.axis) { Ok(()) } else { other() }
         }
-        over if OVER_AXES.contains(&over) => {
+        over if is_over_axes(over) => {
             let (Some(axis), Some(x), Some(axes)) = (of_x, bound_name(op, "x"), ints(op, "axes", scope))
             else {
                 return other();
