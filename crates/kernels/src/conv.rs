@@ -296,16 +296,16 @@ thread_local! {
 /// # Panics
 /// Lengths do not match.
 pub fn packed_conv(pool: &Pool, p: &mut PackedConv<'_>) {
-    let (rows, groups) = (p.w.rows(), p.w.groups());
+    let (rows, groups) = (p.w.rows(), p.w.groups);
     assert!(p.x.channels.is_multiple_of(groups), "channels in groups");
     let (per, channels) = (rows / groups, p.x.channels / groups);
-    assert_eq!(channels * p.window.taps(), p.w.columns(), "columns of w");
+    assert_eq!(channels * p.window.taps(), p.w.columns, "columns of w");
     let tokens = p.x.batch * p.window.positions();
     assert!(p.y.len() >= tokens * rows && p.bias.is_none_or(|b| b.len() == rows), "y and a bias per row");
     if tokens == 0 || rows == 0 || channels == 0 {
         return;
     }
-    let work = rows * p.w.columns() * tokens;
+    let work = rows * p.w.columns * tokens;
     let threads = if work < PARALLEL_MATMUL { 1 } else { pool.threads() };
     let wanted = if threads == 1 { 1 } else { PARTS_PER_THREAD * threads };
     let most =
@@ -362,8 +362,8 @@ pub fn packed_conv(pool: &Pool, p: &mut PackedConv<'_>) {
 /// the length of a piece.
 fn find_pieces(p: &PackedConv<'_>, group: usize, tokens: Range<usize>, memory: &mut PartWindows) -> usize {
     let (window, x) = (p.window, &p.x);
-    let channels = x.channels / p.w.groups();
-    let columns = p.w.columns();
+    let channels = x.channels / p.w.groups;
+    let columns = p.w.columns;
     let PartWindows { copied, zeros, pieces } = memory;
     pieces.clear();
     if channels < MIN_CHANNELS || x.strides[1] != 1 {

@@ -35,23 +35,14 @@ impl Isa {
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = || {
-                std::arch::is_x86_feature_detected!("avx2")
-                    && std::arch::is_x86_feature_detected!("fma")
-                    && std::arch::is_x86_feature_detected!("f16c")
-            };
+            macro_rules! has { ($($feature:tt)+) => { $(std::arch::is_x86_feature_detected!($feature))&&+ } }
+            let avx2 = || has!("avx2" "fma" "f16c");
             match self {
                 Isa::Scalar => true,
                 Isa::Neon => false,
                 Isa::Avx2 => avx2(),
-                Isa::AvxVnni => avx2() && std::arch::is_x86_feature_detected!("avxvnni"),
-                Isa::Avx512 => {
-                    avx2()
-                        && std::arch::is_x86_feature_detected!("avx512f")
-                        && std::arch::is_x86_feature_detected!("avx512bw")
-                        && std::arch::is_x86_feature_detected!("avx512vl")
-                        && std::arch::is_x86_feature_detected!("avx512vnni")
-                }
+                Isa::AvxVnni => avx2() && has!("avxvnni"),
+                Isa::Avx512 => avx2() && has!("avx512f" "avx512bw" "avx512vl" "avx512vnni"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -16,7 +16,7 @@ pub(crate) struct Int8Codes {
     /// Codes of the entries of tables; tables of fewer than 16 entries are repeated to 16. Integers have none: their
     /// codes are their bits, with the sign bit flipped.
     tables: Vec<u8>, // [groups, max(entries, 16)]
-    steps_and_lows: Vec<(f32, f32)>, // [groups]
+    pub steps_and_lows: Vec<(f32, f32)>, // [groups]
 }
 
 impl Int8Codes {
@@ -44,12 +44,6 @@ impl Int8Codes {
         let offset = |i: usize| offsets.map_or(0.0, |o| o[i]);
         let steps_and_lows = scales.iter().enumerate().map(|(i, s)| (*s, -s * (offset(i) + zero_point)));
         Int8Codes { tables: Vec::new(), steps_and_lows: steps_and_lows.collect() }
-    }
-
-    /// Returns a group's step and low value.
-    #[inline(always)]
-    pub fn step_and_low(&self, group: usize) -> (f32, f32) {
-        self.steps_and_lows[group]
     }
 
     /// Returns the N codes of a group's table.

@@ -22,7 +22,7 @@ impl std::error::Error for MatrixError {}
 /// `n / by = (n * inverse) >> 64` for n below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Divisor {
-    by: usize,
+    pub(crate) by: usize,
     /// `2^64 / by`, rounded up.
     inverse: u64,
 }
@@ -37,12 +37,6 @@ impl Divisor {
     #[inline(always)]
     pub fn divide(self, n: usize) -> usize {
         if self.by == 1 { n } else { ((u128::from(self.inverse) * n as u128) >> 64) as usize }
-    }
-
-    /// Returns the divisor.
-    #[inline(always)]
-    pub fn by(self) -> usize {
-        self.by
     }
 }
 

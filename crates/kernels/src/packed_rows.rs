@@ -21,10 +21,10 @@ use std::cell::RefCell;
 /// Dense rows in equal groups, packed by sixteen. Rows of fp16 stay fp16.
 #[derive(Debug)]
 pub struct PackedRows {
-    groups: usize,
+    pub(crate) groups: usize,
     /// Rows of a group.
     rows: usize,
-    columns: usize,
+    pub(crate) columns: usize,
     elements: PackedElements,
 }
 
@@ -80,16 +80,6 @@ impl PackedRows {
     /// Returns the number of rows of all groups.
     pub fn rows(&self) -> usize {
         self.groups * self.rows
-    }
-
-    /// Returns the number of groups.
-    pub fn groups(&self) -> usize {
-        self.groups
-    }
-
-    /// Returns the number of columns.
-    pub fn columns(&self) -> usize {
-        self.columns
     }
 
     /// Returns the bytes of the elements.

@@ -286,12 +286,7 @@ fn attempt<V: F32x16, const REFIT: bool>(
             add_to(&mut squares, sums.square);
         }
     }
-    let mut best = 0;
-    for g in 1..GRIDS {
-        if errors[g] < errors[best] {
-            best = g;
-        }
-    }
+    let best = (1..GRIDS).fold(0, |best, g| if errors[g] < errors[best] { g } else { best });
     if errors[best] < found.1 {
         scale.store(&mut scales);
         *found = (scales[best], errors[best]);

@@ -108,18 +108,15 @@ impl PackedActivations {
     /// # Panics
     /// An element lies outside `x`.
     pub fn pack(&mut self, pool: &Pool, layout: Layout, x: Columns<'_>, tokens: usize, cols: usize) {
-        self.pack_tokens(pool, layout, tokens, cols, &|t, out| {
-            let start = x.first + t * x.token_stride;
-            if x.channel_stride == 1 {
-                return arrange(layout, &x.values[start..start + cols], out);
-            }
-            let mut gathered = GATHERED.take();
-            gathered.resize(cols, 0.0);
+        let start = |t: usize| x.first + t * x.token_stride;
+        if x.channel_stride == 1 {
+            let write = |t, out: &mut [f32]| arrange(layout, &x.values[start(t)..][..cols], out);
+            return self.pack_tokens(pool, layout, tokens, cols, &write);
+        }
+        self.pack_gathered(pool, layout, tokens, cols, &|t, gathered| {
             for (c, v) in gathered.iter_mut().enumerate() {
-                *v = x.values[start + c * x.channel_stride];
+                *v = x.values[start(t) + c * x.channel_stride];
             }
-            arrange(layout, &gathered, out);
-            GATHERED.set(gathered);
         });
     }
 

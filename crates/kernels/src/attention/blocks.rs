@@ -1,6 +1,6 @@
 //! Scores, weights and weighted values of one block of slots.
 
-use super::cache::{CacheElements, CacheValues, CacheView, SlotView};
+use super::cache::{CacheElement, CacheValues, CacheView, SlotView, vector_at};
 use super::job::{ChunkJob, SLOTS_PER_BLOCK, SoftmaxState};
 use crate::elementwise::{exp_from, largest};
 use crate::memory::AlignedVec;
@@ -68,7 +68,7 @@ fn widen<'o, L: F32x16>(
     view: &CacheView<'_>,
     slots: Range<usize>,
     out: &'o mut AlignedVec<[f32; LANES]>,
-) -> SlotView<&'o [f32]> {
+) -> SlotView<'o, f32> {
     let (d, n) = (part.s.head_dim, part.s.head_dim.div_ceil(LANES));
     out.grow(SLOTS_PER_BLOCK * n, [0.0; LANES]);
     for (slot, out) in slots.clone().zip(out.chunks_exact_mut(n)) {
@@ -77,11 +77,10 @@ fn widen<'o, L: F32x16>(
             CacheValues::F16(values) => {
                 let whole = values[at..at + d].as_chunks::<LANES>().0;
                 for (halves, out) in whole.iter().zip(out.iter_mut()) {
-                    // SAFETY: sixteen halves.
-                    unsafe { halves.as_slice().vector::<L>(0) }.store(out);
+                    u16::vector::<L>(halves).store(out);
                 }
                 for c in d / LANES * LANES..d {
-                    out.as_flattened_mut()[c] = values.element(at + c);
+                    out.as_flattened_mut()[c] = values[at + c].to_f32();
                 }
             }
             CacheValues::F32(values) => out.as_flattened_mut()[..d].copy_from_slice(&values[at..at + d]),
@@ -93,12 +92,12 @@ fn widen<'o, L: F32x16>(
 
 /// Computes up to G tokens; sixteen sums are in flight for any number of heads.
 #[inline(always)]
-fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
+fn compute_tokens<L: F32x16, T: CacheElement, const G: usize>(
     part: &ChunkJob<'_>,
     tokens: &Range<usize>,
     slots: &Range<usize>,
-    k: SlotView<T>,
-    v: SlotView<T>,
+    k: SlotView<'_, T>,
+    v: SlotView<'_, T>,
 ) {
     match part.heads.len() {
         // There is less scalar code if heads are computed one by one.
@@ -120,7 +119,7 @@ fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
 #[inline(always)]
 fn compute_heads<
     L: F32x16,
-    T: CacheElements,
+    T: CacheElement,
     const G: usize,
     const N: usize,
     const S: usize,
@@ -129,8 +128,8 @@ fn compute_heads<
     part: &ChunkJob<'_>,
     tokens: &Range<usize>,
     slots: &Range<usize>,
-    k: SlotView<T>,
-    v: SlotView<T>,
+    k: SlotView<'_, T>,
+    v: SlotView<'_, T>,
 ) {
     let n = part.heads.len();
     // Weights of the slots that each token sees, for N heads; the first `counts` weights of each token are set.
@@ -226,11 +225,11 @@ const SUMS: usize = LANES;
 /// Returns the dot products `[N, S]` of N queries with S keys from slot `first` on; keys past `last` repeat `last`.
 /// Prefetches the same slots of `next`.
 #[inline(always)]
-fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
+fn dot_products<L: F32x16, T: CacheElement, const N: usize, const S: usize>(
     q: &[&[f32]; N],
-    k: SlotView<T>,
+    k: SlotView<'_, T>,
     (first, last): (usize, usize),
-    next: Option<SlotView<T>>,
+    next: Option<SlotView<'_, T>>,
 ) -> L {
     const { assert!(N * S == SUMS) };
     let d = q[0].len();
@@ -250,11 +249,11 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
             let mut queries = [L::splat(0.0); N];
             for h in 0..N {
                 // SAFETY: c + LANES is at most d, and the query has d elements, as asserted.
-                queries[h] = unsafe { q[h].vector(c) };
+                queries[h] = unsafe { vector_at(q[h], c) };
             }
             for s in 0..S {
                 // SAFETY: c + LANES is at most d, and the key has d elements, as asserted.
-                let key = unsafe { k.values.vector::<L>(at[s] + c) };
+                let key = unsafe { vector_at::<T, L>(k.values, at[s] + c) };
                 for h in 0..N {
                     acc[s][h] = key.mul_add(queries[h], acc[s][h]);
                 }
@@ -272,10 +271,10 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
                         prefetch_slot(next, (first + s + j).min(last), c);
                     }
                     // SAFETY: c + LANES is at most d, and the key has d elements, as asserted.
-                    let key = unsafe { k.values.vector::<L>(at[s + j] + c) };
+                    let key = unsafe { vector_at::<T, L>(k.values, at[s + j] + c) };
                     for i in 0..heads {
                         // SAFETY: c + LANES is at most d, and the query has d elements, as asserted.
-                        let query = unsafe { q[h + i].vector::<L>(c) };
+                        let query = unsafe { vector_at::<f32, L>(q[h + i], c) };
                         four[j * heads + i] = key.mul_add(query, four[j * heads + i]);
                     }
                 }
@@ -298,7 +297,7 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
     sums.store(&mut all);
     for (i, sum) in all.iter_mut().enumerate() {
         for c in whole..d {
-            *sum += q[i / S][c] * k.values.element(at[i % S] + c);
+            *sum += q[i / S][c] * k.values[at[i % S] + c].to_f32();
         }
     }
     L::load(&all)
@@ -306,24 +305,24 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
 
 /// Prefetches two vectors of a slot from channel c on; every second call does nothing.
 #[inline(always)]
-fn prefetch_slot<T: CacheElements>(next: Option<SlotView<T>>, slot: usize, c: usize) {
+fn prefetch_slot<T: CacheElement>(next: Option<SlotView<'_, T>>, slot: usize, c: usize) {
     if let Some(next) = next
         && c.is_multiple_of(2 * LANES)
     {
-        next.values.prefetch(next.at(slot).wrapping_add(c), 2 * LANES);
+        next.prefetch(next.at(slot).wrapping_add(c), 2 * LANES);
     }
 }
 
 /// Adds the weighted values of `slots`; `weights[h][i]` belongs to the first slot. Prefetches `next` in the next block,
 /// up to the given slot.
 #[inline(always)]
-fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
+fn add_values<L: F32x16, T: CacheElement, const N: usize, const WIDE: usize>(
     weights: &[[f32; SLOTS_PER_BLOCK]; N],
     i: usize,
-    v: SlotView<T>,
+    v: SlotView<'_, T>,
     slots: Range<usize>,
     states: &mut [Option<SoftmaxState<'_>>; N],
-    (d, next): (usize, Option<(SlotView<T>, usize)>),
+    (d, next): (usize, Option<(SlotView<'_, T>, usize)>),
 ) {
     assert!(i + slots.len() <= SLOTS_PER_BLOCK);
     let mut c = 0;
@@ -337,7 +336,7 @@ fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
     }
     for c in c..d {
         for (n, slot) in slots.clone().enumerate() {
-            let value = v.values.element(v.at(slot) + c);
+            let value = v.values[v.at(slot) + c].to_f32();
             for (weights, state) in weights.iter().zip(states.iter_mut()) {
                 if let Some(state) = state {
                     state.values[c] += weights[i + n] * value;
@@ -349,13 +348,13 @@ fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
 
 /// Adds WIDE vectors of weighted values from channel c on, see [`add_values`].
 #[inline(always)]
-fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
+fn add_vectors<L: F32x16, T: CacheElement, const N: usize, const WIDE: usize>(
     weights: &[[f32; SLOTS_PER_BLOCK]; N],
     i: usize,
-    v: SlotView<T>,
+    v: SlotView<'_, T>,
     slots: Range<usize>,
     states: &mut [Option<SoftmaxState<'_>>; N],
-    (c, next): (usize, Option<(SlotView<T>, usize)>),
+    (c, next): (usize, Option<(SlotView<'_, T>, usize)>),
 ) {
     let mut acc = [[L::splat(0.0); WIDE]; N];
     for h in 0..N {
@@ -370,7 +369,7 @@ fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
         if let Some((next, end)) = next
             && slot + SLOTS_PER_BLOCK < end
         {
-            next.values.prefetch(next.at(slot + SLOTS_PER_BLOCK).wrapping_add(c), WIDE * LANES);
+            next.prefetch(next.at(slot + SLOTS_PER_BLOCK).wrapping_add(c), WIDE * LANES);
         }
         assert!(at <= v.values.len() && WIDE * LANES <= v.values.len() - at);
         let mut factors = [L::splat(0.0); N];
@@ -379,7 +378,7 @@ fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
         }
         for j in 0..WIDE {
             // SAFETY: the slot has WIDE vectors from `at` on, as asserted.
-            let value = unsafe { v.values.vector::<L>(at + j * LANES) };
+            let value = unsafe { vector_at::<T, L>(v.values, at + j * LANES) };
             for h in 0..N {
                 acc[h][j] = value.mul_add(factors[h], acc[h][j]);
             }

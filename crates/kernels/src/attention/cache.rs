@@ -1,7 +1,7 @@
 //! Views of a KV cache, queries and masks.
 
-use crate::memory::CacheLevel;
-use crate::simd::F32x16;
+use crate::memory::{CacheLevel, prefetch};
+use crate::simd::{F32x16, LANES};
 
 /// Holds a cache's elements.
 #[derive(Clone, Copy, Debug)]
@@ -81,76 +81,68 @@ pub struct Softmax<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Loads elements of one type.
-pub(super) trait CacheElements: Copy {
-    fn len(self) -> usize;
-    /// Loads sixteen elements.
-    ///
-    /// # Safety
-    /// The elements `at..at + 16` exist.
-    unsafe fn vector<L: F32x16>(self, at: usize) -> L;
-    fn element(self, at: usize) -> f32;
-    /// Prefetches `n` elements from `at` on.
-    fn prefetch(self, at: usize, n: usize);
+/// An element of a cache.
+pub(super) trait CacheElement: Copy {
+    fn vector<L: F32x16>(values: &[Self; LANES]) -> L;
+    fn to_f32(self) -> f32;
 }
 
-impl CacheElements for &[u16] {
+impl CacheElement for u16 {
     #[inline(always)]
-    fn len(self) -> usize {
-        self.len()
+    fn vector<L: F32x16>(values: &[u16; LANES]) -> L {
+        // SAFETY: sixteen fp16 values are 32 initialized bytes.
+        L::from_f16(unsafe { &*values.as_ptr().cast() })
     }
     #[inline(always)]
-    unsafe fn vector<L: F32x16>(self, at: usize) -> L {
-        // SAFETY: the caller promises sixteen fp16 values, which are 32 initialized bytes.
-        L::from_f16(unsafe { &*self.as_ptr().add(at).cast() })
-    }
-    #[inline(always)]
-    fn element(self, at: usize) -> f32 {
-        half::f16::from_bits(self[at]).to_f32()
-    }
-    #[inline(always)]
-    fn prefetch(self, at: usize, n: usize) {
-        crate::memory::prefetch(CacheLevel::L2, self.as_ptr().wrapping_add(at).cast(), 2 * n);
+    fn to_f32(self) -> f32 {
+        half::f16::from_bits(self).to_f32()
     }
 }
 
-impl CacheElements for &[f32] {
+impl CacheElement for f32 {
     #[inline(always)]
-    fn len(self) -> usize {
-        self.len()
+    fn vector<L: F32x16>(values: &[f32; LANES]) -> L {
+        L::load(values)
     }
     #[inline(always)]
-    unsafe fn vector<L: F32x16>(self, at: usize) -> L {
-        // SAFETY: the caller promises sixteen elements from `at` on.
-        L::load(unsafe { &*self.as_ptr().add(at).cast() })
+    fn to_f32(self) -> f32 {
+        self
     }
-    #[inline(always)]
-    fn element(self, at: usize) -> f32 {
-        self[at]
-    }
-    #[inline(always)]
-    fn prefetch(self, at: usize, n: usize) {
-        crate::memory::prefetch(CacheLevel::L2, self.as_ptr().wrapping_add(at).cast(), 4 * n);
-    }
+}
+
+/// Loads sixteen elements.
+///
+/// # Safety
+/// The elements `at..at + 16` exist.
+#[inline(always)]
+pub(super) unsafe fn vector_at<T: CacheElement, L: F32x16>(values: &[T], at: usize) -> L {
+    // SAFETY: the caller promises sixteen elements from `at` on.
+    T::vector(unsafe { &*values.as_ptr().add(at).cast() })
 }
 
 /// Locates keys or values of one head: slot s starts at `first + s * stride`, modulo 2^64.
 #[derive(Clone, Copy)]
-pub(super) struct SlotView<T> {
-    pub(super) values: T,
+pub(super) struct SlotView<'a, T> {
+    pub(super) values: &'a [T],
     pub(super) first: usize,
     pub(super) stride: usize,
 }
 
-impl<T> SlotView<T> {
+impl<T: CacheElement> SlotView<'_, T> {
     #[inline(always)]
     pub(super) fn at(&self, slot: usize) -> usize {
         self.first.wrapping_add(slot * self.stride)
     }
+
+    /// Prefetches `n` elements from `at` on.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, at: usize, n: usize) {
+        prefetch(CacheLevel::L2, self.values.as_ptr().wrapping_add(at).cast(), size_of::<T>() * n);
+    }
 }
 
 impl CacheView<'_> {
-    pub(super) fn head<T>(&self, values: T, head: usize) -> SlotView<T> {
+    pub(super) fn head<'a, T>(&self, values: &'a [T], head: usize) -> SlotView<'a, T> {
         SlotView { values, first: self.first + head * self.head_stride, stride: self.slot_stride }
     }
 

@@ -205,46 +205,38 @@ impl<'a> Decode for HalfLut8<'a> {
     }
 }
 
-/// Dense fp16 weights.
-#[derive(Clone, Copy)]
-pub(crate) struct Half;
+/// Defines a decoder of dense weights with elements of `$size` bytes.
+macro_rules! dense {
+    ($(#[$doc:meta])* $name:ident: $size:literal, $tokens:expr, $load:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
 
-impl Decode for Half {
-    const BYTES: usize = 256;
-    const REGISTER_TOKENS: (usize, usize) = (8, 4);
-    type Row<L: F32x16> = ();
-    type Raw<'b, L: F32x16> = &'b [u8];
-    #[inline(always)]
-    fn row<L: F32x16>(&self, _: usize) {}
-    #[inline(always)]
-    fn raw<'b, L: F32x16>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
-        bytes
-    }
-    #[inline(always)]
-    fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
-        L::from_f16(array_at(bytes, 32 * k))
-    }
+        impl Decode for $name {
+            const BYTES: usize = $size * BLOCK;
+            const REGISTER_TOKENS: (usize, usize) = $tokens;
+            type Row<L: F32x16> = ();
+            type Raw<'b, L: F32x16> = &'b [u8];
+            #[inline(always)]
+            fn row<L: F32x16>(&self, _: usize) {}
+            #[inline(always)]
+            fn raw<'b, L: F32x16>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
+                bytes
+            }
+            #[inline(always)]
+            fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
+                L::$load(array_at(bytes, $size * LANES * k))
+            }
+        }
+    };
 }
-
-/// Dense f32 weights.
-#[derive(Clone, Copy)]
-pub(crate) struct Single;
-
-impl Decode for Single {
-    const BYTES: usize = 512;
-    const REGISTER_TOKENS: (usize, usize) = (4, 2);
-    type Row<L: F32x16> = ();
-    type Raw<'b, L: F32x16> = &'b [u8];
-    #[inline(always)]
-    fn row<L: F32x16>(&self, _: usize) {}
-    #[inline(always)]
-    fn raw<'b, L: F32x16>(&self, (): (), _: usize, bytes: &'b [u8]) -> &'b [u8] {
-        bytes
-    }
-    #[inline(always)]
-    fn vector<L: F32x16>(&self, (): (), _: usize, bytes: &[u8], k: usize) -> L {
-        L::from_f32(array_at(bytes, 64 * k))
-    }
+dense! {
+    /// Dense fp16 weights.
+    Half: 2, (8, 4), from_f16
+}
+dense! {
+    /// Dense f32 weights.
+    Single: 4, (4, 2), from_f32
 }
 
 /// Finds the scales and offsets of blocks of rows and columns.
@@ -285,7 +277,7 @@ impl<'a> Scales<'a> {
     fn lanes<L: F32x16>(&self, of: &[f32], first: usize, b: usize) -> L {
         let last = first + self.blocks - 1;
         let at = self.of_block(first, b);
-        let block = self.block.by();
+        let block = self.block.by;
         if block.is_multiple_of(BLOCK) {
             return L::splat(of[at.min(last)]);
         }

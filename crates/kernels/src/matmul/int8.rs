@@ -240,7 +240,7 @@ impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
     fn scales(&self, rows: &[usize]) -> StepsAndLows {
         let mut scales = StepsAndLows([0.0; LANES], [0.0; LANES]);
         for (i, &r) in rows.iter().enumerate() {
-            (scales.0[i], scales.1[i]) = self.codes.step_and_low(self.group(r));
+            (scales.0[i], scales.1[i]) = self.codes.steps_and_lows[self.group(r)];
         }
         scales
     }

@@ -146,7 +146,7 @@ pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
 #[derive(Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     start: *const u8,
-    row_bytes: usize,
+    pub row_bytes: usize,
     /// Row of the storage that is row 0 of the matrix.
     first_row: usize,
     data: PhantomData<&'a [u8]>,
@@ -177,11 +177,6 @@ impl<'a> StoredRows<'a> {
     pub unsafe fn bytes(&self, row: usize) -> &'a [u8] {
         // SAFETY: `new` has checked that all rows of the matrix lie in the data.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
-    }
-
-    /// Returns the bytes per row.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
     }
 
     /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: decoding prefetches them.

@@ -281,7 +281,7 @@ fn multiply_in_panels<L: F32x16, A: Product<L>>(
     let (row_lines, tokens) = (product.lines(), x.len());
     let (tiles_at_once, panel_lines, distance) = match tokens {
         ..=SMALL_BATCH => (panels.tiles_of_few, panels.lines_of_few, PREFETCH_DISTANCE),
-        _ => (TILES_PER_PASS, panels.lines, ROWS_PER_PASS * stored.row_bytes()),
+        _ => (TILES_PER_PASS, panels.lines, ROWS_PER_PASS * stored.row_bytes),
     };
     memory.grow(panels.rows.min(tiles_at_once * ROWS) * panel_lines, A::Line::ZERO);
     let mut lane_sums = LANE_SUMS.take();

@@ -174,12 +174,7 @@ pub(crate) trait F32x16: Copy {
     fn argmin(self) -> (usize, f32) {
         let mut v = [0f32; LANES];
         self.store(&mut v);
-        let mut best = 0;
-        for g in 1..LANES {
-            if v[g] < v[best] {
-                best = g;
-            }
-        }
+        let best = (1..LANES).fold(0, |best, g| if v[g] < v[best] { g } else { best });
         (best, v[best])
     }
 
