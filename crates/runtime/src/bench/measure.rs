@@ -125,13 +125,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Measures prompts of each length.
-    pub fn prefills(&mut self) -> Result<Vec<PrefillSpeed>> {
-        let lengths = self.args.prefill.iter().filter(|&&n| n > 0);
-        lengths.map(|&n| self.prefill(n)).collect()
-    }
-
-    fn prefill(&mut self, n: usize) -> Result<PrefillSpeed> {
+    /// Measures prompts of `n` tokens.
+    pub fn prefill(&mut self, n: usize) -> Result<PrefillSpeed> {
         let Bench { args, model, sequence, tokens, tick, parts, .. } = self;
         let whole = ShardWork::begin(model);
         let (mut bytes, mut experts) = (0.0, None);

@@ -34,7 +34,8 @@ impl BenchOptions {
         let batches = bench.batches()?;
         let verify = bench.verify()?;
         let drafts = bench.drafts()?;
-        let prefill = bench.prefills()?;
+        let lengths = self.prefill.iter().filter(|&&n| n > 0);
+        let prefill = lengths.map(|&n| bench.prefill(n)).collect::<crate::Result<_>>()?;
         let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
         let bounds =
             products.map_or_else(Vec::new, |products| bounds(&bench.passes, pool, products, read_gb_s));

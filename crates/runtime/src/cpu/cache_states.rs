@@ -269,7 +269,10 @@ impl<'a> Blend<'a> {
         let (old, keep) = operands(Some(&operations[kept]).filter(|op| op.op_type == "mul")?)?;
         let by = &operations[placed];
         let (x, y) = operands(by)?;
-        let is_turned = |param: &str| bool_of(operations, by, param) != Some(false);
+        let is_turned = |param: &str| {
+            by.inputs.contains_key(param)
+                && constant_of(operations, by, param).and_then(|c| c.as_bool()) != Some(false)
+        };
         let (new, place) = match by.op_type.as_str() {
             "mul" => (x, y),
             "matmul" if !is_turned("transpose_x") && !is_turned("transpose_y") => (y, x),
@@ -293,14 +296,6 @@ fn shape_of(value: &NamedType) -> Option<[u64; 4]> {
 /// Returns the integers of an operation's parameter, which is a constant.
 fn ints(operations: &[Operation], op: &Operation, param: &str) -> Option<Vec<i32>> {
     constant_of(operations, op, param)?.as_ints().map(<[i32]>::to_vec)
-}
-
-/// Returns the boolean of an operation's parameter, which is a constant; false where there is none.
-fn bool_of(operations: &[Operation], op: &Operation, param: &str) -> Option<bool> {
-    if !op.inputs.contains_key(param) {
-        return Some(false);
-    }
-    constant_of(operations, op, param)?.as_bool()
 }
 
 fn argument(param: &str, name: &str) -> (String, Argument) {

@@ -35,7 +35,7 @@ const FINISHED: usize = 1 << 13;
 
 /// A convolution, ready for inputs of any size.
 pub(super) struct Convolution {
-    weight: Arc<StoredWeight>,
+    pub weight: Arc<StoredWeight>,
     groups: usize,
     params: WindowParams,
     form: Form,
@@ -51,9 +51,9 @@ impl Convolution {
     pub fn new(weight: Arc<StoredWeight>, groups: usize, params: WindowParams) -> OpResult<Convolution> {
         let (taps, channels) = (params.taps(), weight.cols() / params.taps().max(1));
         let row = params.is_plain()
-            && params.is_undilated()
-            && params.kernel().split_last().is_some_and(|(_, rest)| rest.iter().all(|k| *k == 1));
-        let is_row = row && (taps == 1 || params.kernel().len() == 2);
+            && params.dilations.iter().all(|d| *d == 1)
+            && params.kernel.split_last().is_some_and(|(_, rest)| rest.iter().all(|k| *k == 1));
+        let is_row = row && (taps == 1 || params.kernel.len() == 2);
         let form = if channels == 1 && groups == weight.rows() && !is_row {
             let dense = weight.to_dense();
             let (values, mut transposed) = (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
@@ -76,18 +76,9 @@ impl Convolution {
         Convolution { weight, groups: 1, params: WindowParams::pointwise(), form }
     }
 
-    /// Tells whether the convolution is a matmul over tokens: a kernel of size 1, one group, and no image of two axes.
-    pub fn is_matmul(&self, window: &Window) -> bool {
-        self.matmul_groups() == Some(1) && self.packed(window).is_none()
-    }
-
     /// Returns the number of groups if the kernel has size 1: the convolution is a matmul over tokens for each group then.
     pub fn matmul_groups(&self) -> Option<usize> {
         (self.params.taps() == 1 && self.params.is_plain()).then_some(self.groups)
-    }
-
-    pub fn weight(&self) -> &Arc<StoredWeight> {
-        &self.weight
     }
 
     /// Returns the bytes that are made from the stored weight.
@@ -104,7 +95,7 @@ impl Convolution {
     }
 
     /// Returns the packed rows, if this convolution reads them for such windows.
-    fn packed(&self, window: &Window) -> Option<&PackedRows> {
+    pub fn packed(&self, window: &Window) -> Option<&PackedRows> {
         let rows = match &self.form {
             Form::Packed(rows) => rows,
             Form::Linear => return Some(self.weight.packed_rows()),

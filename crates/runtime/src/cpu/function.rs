@@ -5,7 +5,6 @@ use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::OutlinedPlan;
 use super::located::{Located, with_tuples};
-use super::ops::OpError;
 use super::plans_by_shapes::{PlansByShapes, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
@@ -69,7 +68,7 @@ impl CompiledFunction {
         if let Executable::FusedPlan(plan) = &code
             && options.holds_halves()
         {
-            for ((cache, found), (_, ty)) in caches.iter_mut().zip(plan.caches()).zip(&states) {
+            for ((cache, found), (_, ty)) in caches.iter_mut().zip(&plan.caches).zip(&states) {
                 *cache = found.filter(|_| ty.dtype == DataType::Float16);
             }
         }
@@ -116,7 +115,7 @@ impl CompiledFunction {
     pub(super) fn set_carried(&mut self, carried: Option<&Arc<KnownCarried>>) {
         self.carried = carried.cloned();
         let (Some(carried), Executable::FusedPlan(plan)) = (carried, &self.code) else { return };
-        self.may_stay = self.states.iter().zip(plan.caches()).all(|((state, ty), cache)| {
+        self.may_stay = self.states.iter().zip(&plan.caches).all(|((state, ty), cache)| {
             let all = ty.dims.get(2).and_then(|d| d.fixed()).and_then(|rows| usize::try_from(rows).ok());
             cache.is_some() && *cache == carried.slots.get(state).copied().or(all)
         });
@@ -198,7 +197,10 @@ impl CompiledFunction {
                 values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.convert_to(*cache));
                 let limit = self.allowance.elements_beside(0);
                 let run = || plan.run(inputs, &mut values, outputs);
-                super::ops::shape::with_limit(limit, run).map_err(|(e, node)| self.error_at(node, e))
+                super::ops::shape::with_limit(limit, run).map_err(|(error, node)| {
+                    let (op_type, name) = plan.describe(node);
+                    Located { path: &self.path, function: &self.name, op_type, name }.error(error)
+                })
             }
             Executable::Interpreter(interpreter) => {
                 let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
@@ -224,12 +226,6 @@ impl CompiledFunction {
     /// Returns the plan; none where the interpreter runs the function.
     pub(super) fn plan(&self) -> Option<&FusedPlan> {
         if let Executable::FusedPlan(plan) = &self.code { Some(plan) } else { None }
-    }
-
-    /// Names node `node` of the plan in an error.
-    pub(super) fn error_at(&self, node: usize, error: OpError) -> Error {
-        let (op_type, name) = self.plan().map_or(("", ""), |plan| plan.describe(node));
-        Located { path: &self.path, function: &self.name, op_type, name }.error(error)
     }
 
     /// Refuses inputs of other shapes and types than those of the function.

@@ -110,7 +110,7 @@ impl Instr {
     }
 
     /// Returns the values that the step reads.
-    fn operands(&self) -> Vec<ValueRef> {
+    pub fn operands(&self) -> Vec<ValueRef> {
         let mut places: Vec<ValueRef> = Vec::new();
         match &self.work {
             InstrKind::Kernel { inputs, values, .. } => {
@@ -146,11 +146,6 @@ impl Instr {
     pub fn reads(&self) -> Vec<usize> {
         let buffer = |place| if let ValueRef::Buffer(b) = place { Some(b) } else { None };
         self.operands().into_iter().filter_map(buffer).collect()
-    }
-
-    /// Tells whether the step reads this state.
-    pub fn reads_state(&self, state: usize) -> bool {
-        self.operands().contains(&ValueRef::State(state))
     }
 
     /// Returns the buffers that the step writes.

@@ -50,7 +50,7 @@ type ByTokens = BTreeMap<TokenCount, (usize, String)>;
 pub(super) struct CallFunctions {
     /// Functions that see only the first slots of a cache, by the number of these slots.
     by_context: BTreeMap<usize, ByTokens>,
-    whole: ByTokens,
+    pub whole: ByTokens,
 }
 
 impl CallFunctions {
@@ -61,11 +61,6 @@ impl CallFunctions {
             None => &mut self.whole,
         };
         own.insert(tokens, function);
-    }
-
-    /// Returns the functions that see all slots.
-    pub fn whole(&self) -> &ByTokens {
-        &self.whole
     }
 
     /// Returns the smallest context that holds `positions`, as the slots that its functions see; the maximum where none does.

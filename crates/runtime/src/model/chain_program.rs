@@ -142,7 +142,7 @@ impl ChainProgram {
                     for (f, function) in run.shards().flat_map(of_shard) {
                         functions.insert(f.context, f.tokens, function);
                     }
-                    let whole = functions.whole();
+                    let whole = &functions.whole;
                     counts = Some(match counts {
                         None => whole.keys().copied().collect(),
                         Some(c) => c.into_iter().filter(|c| whole.contains_key(c)).collect(),

@@ -171,9 +171,7 @@ impl Model {
         }
         let mut workspace = self.workspace();
         for (name, values) in registers {
-            let index = self.names.find(name);
-            let index =
-                index.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))?;
+            let index = self.register(name)?;
             if !values.len().is_multiple_of(tokens) {
                 let what = format!("register `{name}`: {} values for {tokens} tokens", values.len());
                 return Err(Error::input(what));
@@ -206,6 +204,12 @@ impl Model {
         chunk.unwrap_or(usize::MAX).clamp(1, self.body.most())
     }
 
+    /// Returns the index of a register.
+    fn register(&self, name: &str) -> Result<usize> {
+        let missing = || self.contradiction(format!("no step has a register `{name}`"));
+        self.names.find(name).ok_or_else(missing)
+    }
+
     /// Takes memory for a pass: from an earlier pass, or new.
     fn workspace(&self) -> PassWorkspace {
         let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
@@ -234,11 +238,7 @@ impl Model {
     /// A package fails, or does not fit the chain.
     pub(super) fn assist(&self, own: &mut Sequence, input: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
         let mut workspace = self.workspace();
-        let index = |name: &str| {
-            let found = self.names.find(name);
-            found.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))
-        };
-        let (given, state) = (index("input")?, index("state")?);
+        let (given, state) = (self.register("input")?, self.register("state")?);
         workspace.registers[given].reset_f32(&[1, input.len(), 1, 1]).copy_from_slice(input);
         let mut parts = [PassPart { sequence: own, ids: &[0], first: 0 }];
         self.execute(false, &mut parts, 1, &mut workspace, &mut |_, _| ())?;
@@ -248,7 +248,8 @@ impl Model {
             Some(of) => {
                 self.execute(true, &mut [], 1, &mut workspace, &mut |_, _| ())?;
                 let values = |i: usize| workspace.registers[i].as_f32().unwrap_or_default();
-                logits = self.logits_of_groups(of, values(self.logits), values(index("normalized")?))?;
+                logits =
+                    self.logits_of_groups(of, values(self.logits), values(self.register("normalized")?))?;
             }
         }
         let state = workspace.registers[state].as_f32().unwrap_or_default().to_vec();

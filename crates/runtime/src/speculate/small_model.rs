@@ -21,15 +21,10 @@ pub(super) fn prepare(small: &Model) {
     counts.filter(|n| *n <= small.most_tokens(None)).for_each(|n| small.prepare(n, Logits::Last));
 }
 
-/// Returns the tokens of a companion with this gap.
-fn after_gap(ids: &[u32], gap: usize) -> (&[u32], &[u32]) {
-    let (first, rest) = ids.split_at(ids.len().min(1));
-    (first, &rest[gap.min(rest.len())..])
-}
-
 /// Returns how many tokens the companion keeps to go on with `ids`, and those that it lacks: the first one, and others.
 fn kept<'a>(small: &Model, own: &Companion, ids: &'a [u32]) -> (usize, [&'a [u32]; 2]) {
-    let (first, rest) = after_gap(ids, own.gap);
+    let (first, rest) = ids.split_at(ids.len().min(1));
+    let rest = &rest[own.gap.min(rest.len())..];
     match own.sequence.shared_with(first.iter().chain(rest)) {
         kept if kept > 0 && small.tokens_to_run_again(&own.sequence, kept) <= MOST_RUN_AGAIN => {
             (kept, [&[], &rest[kept - 1..]])

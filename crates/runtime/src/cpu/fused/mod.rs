@@ -30,8 +30,8 @@ use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
 use crate::tensor::Tensor;
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, DenseProducts, Finish, HeadStrides, Image, Isa, Layout, Mask,
-    MatMul, PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
+    AttentionShape, CacheValues, CacheView, DenseProducts, Finish, HeadStrides, Image, Isa, Mask, MatMul,
+    PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::{Pack, SumTarget};
@@ -55,8 +55,8 @@ pub(super) struct FusedPlan {
     /// Number of tensors: results of kernels, and copies of their operands.
     tensors: usize,
     constants: Vec<Arc<Tensor>>,
-    /// Slots of each state that may be held in fp16.
-    caches: Vec<Option<usize>>,
+    /// Slots of each state that may be held in fp16; none where the state has to be in f32.
+    pub caches: Vec<Option<usize>>,
     /// Results of the function: each view, and the loops that copy it to a dense tensor.
     outputs: Vec<(StridedLoops<2>, View)>,
     skip_zero: bool,
@@ -176,11 +176,6 @@ impl FusedPlan {
             .fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
     }
 
-    /// Returns the slots of each state that may be held in fp16; none where the state has to be in f32.
-    pub fn caches(&self) -> &[Option<usize>] {
-        &self.caches
-    }
-
     /// Returns the experts with the inputs of a call, if the function only computes their sum, `[1, channels, 1, tokens]` or
     /// `[1, 1, tokens, channels]`, with the channels of a token together. A function's sum that is rounded is none: a sum over
     /// packages is not.
@@ -245,9 +240,8 @@ fn run_node(
     match work {
         NodeKind::Products { fills, items } => {
             for fill in fills.iter() {
-                let order = layout_of(items, fill.packed)?;
                 let x = sources.columns(&fill.x, fill.strides);
-                packed[fill.packed].pack(pool, order, x, fill.tokens, fill.channels);
+                packed[fill.packed].pack(pool, fill.layout, x, fill.tokens, fill.channels);
             }
             *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
         }
@@ -290,7 +284,7 @@ fn compute(
     let get = |base: &Base| sources.get(*base);
     match work {
         Computation::Conv { conv, window, x, bias, then } => {
-            let rows = conv.weight().rows();
+            let rows = conv.weight.rows();
             let bias = bias.map(|b| &sources.get(b)[..rows]);
             let finish =
                 |at: usize, y: &mut [f32]| then.iter().for_each(|then| then.apply(sources, rows, at, y));
@@ -391,13 +385,6 @@ fn attend(
     let element = if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };
     let queries = shape.tokens * (shape.heads / shape.kv_heads.max(1));
     Counts::product(bytes, bytes as usize / element, queries)
-}
-
-/// Returns the layout in which the products of a node read the packed activations `packed`.
-fn layout_of(items: &[Item], packed: usize) -> OpResult<Layout> {
-    let item = items.iter().find(|i| i.packed == packed);
-    let item = item.ok_or_else(|| OpError::Invalid("packed activations that nothing reads".into()))?;
-    Ok(item.weight.matrix().layout())
 }
 
 /// Returns a view `[batch, channels, spatial..]` as an image.

@@ -8,8 +8,8 @@ use super::experts::Experts;
 use super::inputs::NodeInputs;
 use super::view::{Base, View};
 use anemoe_kernels::{
-    AttentionShape, GateFunction, HeadStrides, PairFunction, PoolFunction, RmsNorm, Window, apply_pair,
-    round_to_f16,
+    AttentionShape, GateFunction, HeadStrides, Layout, PairFunction, PoolFunction, RmsNorm, Window,
+    apply_pair, round_to_f16,
 };
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ pub(super) struct Item {
 /// Packing of activations: the index of the packed activations, and the view that is packed.
 pub(super) struct Fill {
     pub packed: usize,
+    /// Layout in which the node's products read them.
+    pub layout: Layout,
     pub x: View,
     pub tokens: usize,
     pub channels: usize,

@@ -101,6 +101,11 @@ pub(super) struct ExpertTerm {
 
 pub(super) type FusedSteps = Option<(Fused, Vec<usize>)>;
 
+/// Converts a value that may be absent; returns `None` where there is one that does not convert.
+pub(super) fn optional<T, R>(value: Option<T>, convert: impl FnOnce(T) -> Option<R>) -> Option<Option<R>> {
+    value.map_or(Some(None), |v| convert(v).map(Some))
+}
+
 impl InstrGraph<'_> {
     fn step(&self, place: ValueRef) -> Option<usize> {
         match place {
@@ -713,13 +718,10 @@ impl InstrGraph<'_> {
         if self.shape(masked)? != [1, heads, tokens, slots] {
             return None;
         }
-        let sinks = match sinks {
-            Some(sinks) if self.shape(sinks)? == [1, heads, 1, 1] => {
-                Some(self.constant(sinks)?.as_f32()?.to_vec())
-            }
-            Some(_) => return None,
-            None => None,
-        };
+        let sinks = optional(sinks, |sinks| {
+            let by_head = self.shape(sinks)? == [1, heads, 1, 1];
+            Some(self.constant(sinks).filter(|_| by_head)?.as_f32()?.to_vec())
+        })?;
         let (scores, mask) =
             self.both(sum).into_iter().find(|(_, m)| self.shape(*m) == Some(&[1, 1, tokens, slots]))?;
         let raw = self.before_reshape(scores, &mut inside)?;
@@ -759,10 +761,7 @@ impl InstrGraph<'_> {
             if own != tokens {
                 return None;
             }
-            sinks.extend(match sink {
-                Some(sink) => Some(self.number(sink)?),
-                None => None,
-            });
+            sinks.extend(optional(sink, |sink| self.number(sink))?);
             // A reshape makes the scores, but not the mask.
             let (scores, mask) = self.both(sum).into_iter().find(|(v, m)| {
                 self.by(*v, "reshape").is_some()

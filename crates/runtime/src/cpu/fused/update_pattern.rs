@@ -98,7 +98,8 @@ impl InstrGraph<'_> {
                 .arg(s, "stride")
                 .is_none_or(|v| self.ints(Some(v)).is_some_and(|strides| strides.iter().all(|&v| v == 1)));
             let masks = ["begin_mask", "end_mask", "squeeze_mask"].into_iter().filter_map(|m| self.arg(s, m));
-            let unmasked = masks.into_iter().all(|mask| self.are_false(mask));
+            let mut masks = masks.map(|mask| self.constant(mask).and_then(|t| t.as_bool()));
+            let unmasked = masks.all(|mask| mask.is_some_and(|all| all.iter().all(|v| !v)));
             let fits = begin? == [0, 0, first, 0] && end? == [1, h, last, w] && (own, width) == (rows, d);
             (fits && ones && unmasked).then_some((usize::try_from(first).ok()?, update))
         };
@@ -120,11 +121,6 @@ impl InstrGraph<'_> {
                 }
             }
         }
-    }
-
-    /// Tells whether a value is a constant of bools that are all false.
-    fn are_false(&self, place: ValueRef) -> bool {
-        self.constant(place).and_then(|t| t.as_bool()).is_some_and(|all| all.iter().all(|v| !v))
     }
 
     /// Tells whether `old` is the first `slots` rows of the state, and adds its step to `inside`.

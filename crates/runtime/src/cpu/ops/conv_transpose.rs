@@ -11,7 +11,7 @@
 use super::image::to_channels_last;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
-use super::window::{on_three_axes, per_axis};
+use super::window::{custom_padding, per_axis, window_of};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Conv, Image, Matrix, Pool, Window};
 use std::ops::Range;
@@ -135,13 +135,9 @@ fn adjoint_window(c: &OpContext<'_>, spatial: &[usize], kernel: &[usize]) -> OpR
     let mut sizes: Vec<usize> = (0..n).map(full).collect();
     match c.str("pad_type", "valid")? {
         "custom" => {
-            let pad = c.ints("pad")?.unwrap_or(&[]);
-            if pad.len() != 2 * n || pad.iter().any(|&p| p < 0) {
-                return invalid(format!("parameter `pad`: expected {} integers", 2 * n));
-            }
-            for i in 0..n {
-                before[i] = pad[2 * i] as usize;
-                sizes[i] = sizes[i].saturating_sub(pad[2 * i] as usize + pad[2 * i + 1] as usize);
+            for (i, (first, last)) in custom_padding(c, n)?.into_iter().enumerate() {
+                before[i] = first;
+                sizes[i] = sizes[i].saturating_sub(first + last);
             }
         }
         same @ ("same" | "same_lower") => {
@@ -157,15 +153,7 @@ fn adjoint_window(c: &OpContext<'_>, spatial: &[usize], kernel: &[usize]) -> OpR
         other => return invalid(format!("pad_type `{other}`")),
     }
     let sizes = wanted.unwrap_or(sizes);
-    let window = Window {
-        size: on_three_axes(&sizes, 1),
-        out: on_three_axes(spatial, 1),
-        kernel: on_three_axes(kernel, 1),
-        strides: on_three_axes(&strides, 1),
-        dilations: on_three_axes(&dilations, 1),
-        before: on_three_axes(&before, 0),
-    };
-    Ok((window, sizes))
+    Ok((window_of([&sizes, spatial, kernel, &strides, &dilations], &before), sizes))
 }
 
 /// Calls `f` with each tap of the kernel, and its index.

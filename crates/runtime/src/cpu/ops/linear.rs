@@ -5,6 +5,7 @@ use super::operands::{OpContext, OpError, OpFunction, OpResult};
 use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{DenseProducts, Pool, dot_products, multiply_dense};
+use std::collections::BTreeSet;
 
 /// Multiplications in a part of a job: some microseconds.
 const MULTIPLIED: usize = 1 << 16;
@@ -97,17 +98,8 @@ fn int_linear(c: &OpContext<'_>, out: &mut Tensor) -> OpResult {
     let transposed = Tensor { shape: vec![], data: Data::Bool(vec![true]) };
     let inputs = [("x", x), ("y", w), ("transpose_y", &transposed)];
     int_matmul(&OpContext { inputs: &inputs, ..*c }, out)?;
-    let (n, Data::I32(y)) = (w.shape[0], &mut out.data) else { return Ok(()) };
-    match c.ints("bias")? {
-        Some(bias) if bias.len() != n => {
-            return invalid(format!("bias of {} values for {n} outputs", bias.len()));
-        }
-        Some(bias) => y.chunks_exact_mut(n.max(1)).for_each(|row| {
-            row.iter_mut().zip(bias).for_each(|(y, b)| *y = y.wrapping_add(*b));
-        }),
-        None => {}
-    }
-    Ok(())
+    let Data::I32(y) = &mut out.data else { return Ok(()) };
+    add_to_rows(c.ints("bias")?, y, w.shape[0], i32::wrapping_add)
 }
 
 /// Computes `matmul` of integers; sums wrap.
@@ -132,12 +124,16 @@ fn int_matmul(c: &OpContext<'_>, out: &mut Tensor) -> OpResult {
 
 /// Adds `bias`, if it is given, to each row of `n` values of `y`.
 pub(crate) fn add_bias(c: &OpContext<'_>, y: &mut [f32], n: usize) -> OpResult {
-    let Some(bias) = c.get("bias").and_then(Tensor::as_f32) else { return Ok(()) };
+    add_to_rows(c.get("bias").and_then(Tensor::as_f32), y, n, |y, b| y + b)
+}
+
+fn add_to_rows<T: Copy>(bias: Option<&[T]>, y: &mut [T], n: usize, add: impl Fn(T, T) -> T) -> OpResult {
+    let Some(bias) = bias else { return Ok(()) };
     if bias.len() != n {
         return invalid(format!("bias of {} values for {n} outputs", bias.len()));
     }
     for row in y.chunks_exact_mut(n.max(1)) {
-        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        row.iter_mut().zip(bias).for_each(|(y, b)| *y = add(*y, *b));
     }
     Ok(())
 }
@@ -255,15 +251,8 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     let mut labels = lo.clone();
     labels.extend(la.iter().chain(&lb).filter(|l| !lo.contains(l)).copied());
-    let mut seen = Vec::new();
-    labels.retain(|l| {
-        if seen.contains(l) {
-            false
-        } else {
-            seen.push(*l);
-            true
-        }
-    });
+    let mut seen = BTreeSet::new();
+    labels.retain(|l| seen.insert(*l));
     let size = |l: char| -> OpResult<usize> {
         let of = |ls: &[char], t: &Tensor| ls.iter().position(|&x| x == l).map(|i| t.shape[i]);
         match (of(&la, a), of(&lb, b)) {

@@ -143,12 +143,6 @@ fn log_sum_exp(loops: &ReductionLoops, x: &[f32], y: &mut [f32]) {
     });
 }
 
-/// Returns a flag for each axis: whether the op reduces it.
-fn reduced_axes(c: &OpContext<'_>, rank: usize) -> OpResult<Vec<bool>> {
-    let axes = super::shape::axes(c, rank)?;
-    Ok((0..rank).map(|i| axes.as_ref().is_none_or(|axes| axes.contains(&i))).collect())
-}
-
 fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {
     let dim = |(&d, &r): (&usize, &bool)| match (r, keep) {
         (false, _) => Some(d),
@@ -160,7 +154,9 @@ fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {
 
 pub(super) fn reduce(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    let reduced = reduced_axes(c, x.rank())?;
+    let axes = super::shape::axes(c, x.rank())?;
+    let reduced: Vec<bool> =
+        (0..x.rank()).map(|i| axes.as_ref().is_none_or(|axes| axes.contains(&i))).collect();
     let shape = result_shape(&x.shape, &reduced, c.bool("keep_dims", false)?);
     let kept = result_shape(&x.shape, &reduced, true);
     let strides = dense_strides(&x.shape);

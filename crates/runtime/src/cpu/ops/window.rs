@@ -16,9 +16,10 @@ enum Padding {
 /// Parameters of windows; with the size of an input they give a [`Window`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct WindowParams {
-    kernel: Vec<usize>,
+    /// Taps of each spatial axis.
+    pub kernel: Vec<usize>,
     strides: Vec<usize>,
-    dilations: Vec<usize>,
+    pub dilations: Vec<usize>,
     padding: Padding,
 }
 
@@ -36,11 +37,25 @@ pub(super) fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<
     }
 }
 
-/// Returns values of 1 to 3 spatial axes as values for d, h and w; leading axes that are absent get `missing`.
-pub(super) fn on_three_axes(v: &[usize], missing: usize) -> [usize; 3] {
-    let mut all = [missing; 3];
-    all[3 - v.len()..].copy_from_slice(v);
-    all
+/// Returns the parameter `pad`: elements before and after each of `n` spatial axes.
+pub(super) fn custom_padding(c: &OpContext<'_>, n: usize) -> OpResult<Vec<(usize, usize)>> {
+    let pad = c.ints("pad")?.unwrap_or(&[]);
+    let pad: Option<Vec<usize>> = pad.iter().map(|&p| usize::try_from(p).ok()).collect();
+    let wrong = || OpError::Invalid(format!("parameter `pad`: expected {} integers", 2 * n));
+    let pad = pad.filter(|p| p.len() == 2 * n).ok_or_else(wrong)?;
+    Ok(pad.chunks_exact(2).map(|p| (p[0], p[1])).collect())
+}
+
+/// Makes windows over 1 to 3 spatial axes. Sizes of input and output, kernel, strides, dilations and elements before the input
+/// are given for these axes only.
+pub(super) fn window_of(of_axes: [&[usize]; 5], before: &[usize]) -> Window {
+    let on_three_axes = |v: &[usize], missing| {
+        let mut all = [missing; 3];
+        all[3 - v.len()..].copy_from_slice(v);
+        all
+    };
+    let [size, out, kernel, strides, dilations] = of_axes.map(|v| on_three_axes(v, 1));
+    Window { size, out, kernel, strides, dilations, before: on_three_axes(before, 0) }
 }
 
 impl WindowParams {
@@ -54,15 +69,7 @@ impl WindowParams {
         }
         let padding = match c.str("pad_type", "valid")? {
             "valid" => Padding::Custom(vec![(0, 0); n]),
-            "custom" => {
-                let pad = c.ints("pad")?.unwrap_or(&[]);
-                let pad: Option<Vec<usize>> = pad.iter().map(|&p| usize::try_from(p).ok()).collect();
-                let pad = pad.filter(|p| p.len() == 2 * n);
-                let pad = pad.ok_or_else(|| {
-                    OpError::Invalid(format!("parameter `pad`: expected {} integers", 2 * n))
-                })?;
-                Padding::Custom(pad.chunks_exact(2).map(|p| (p[0], p[1])).collect())
-            }
+            "custom" => Padding::Custom(custom_padding(c, n)?),
             "same" => Padding::Same { lower: false },
             "same_lower" => Padding::Same { lower: true },
             other => return invalid(format!("pad_type `{other}`")),
@@ -85,19 +92,9 @@ impl WindowParams {
         unpadded && self.strides.iter().all(|s| *s == 1)
     }
 
-    /// Tells whether the taps of a window are neighbours.
-    pub fn is_undilated(&self) -> bool {
-        self.dilations.iter().all(|d| *d == 1)
-    }
-
     /// Returns the number of taps.
     pub fn taps(&self) -> usize {
         self.kernel.iter().product()
-    }
-
-    /// Returns the number of taps of each spatial axis.
-    pub fn kernel(&self) -> &[usize] {
-        &self.kernel
     }
 
     /// Returns the padding before and after an axis of `size` elements.
@@ -137,15 +134,8 @@ impl WindowParams {
             out.push(n);
         }
         let before: Vec<usize> = padding.iter().map(|p| p.0).collect();
-        let window = Window {
-            size: on_three_axes(spatial, 1),
-            out: on_three_axes(&out, 1),
-            kernel: on_three_axes(&self.kernel, 1),
-            strides: on_three_axes(&self.strides, 1),
-            dilations: on_three_axes(&self.dilations, 1),
-            before: on_three_axes(&before, 0),
-        };
-        Ok((window, out))
+        let sizes = [spatial, &out, &self.kernel, &self.strides, &self.dilations];
+        Ok((window_of(sizes, &before), out))
     }
 
     /// Returns how many taps of the window at `index` of an axis lie in the input or its padding.

@@ -5,7 +5,7 @@ use super::super::super::strided::StridedLoops;
 use super::super::super::weights::StoredWeight;
 use super::super::experts::{BiasRows, Branch, Experts, WeightRows};
 use super::super::nodes::{Computation, NodeKind};
-use super::super::patterns::{self, Fused};
+use super::super::patterns::{self, Fused, optional};
 use super::super::view::View;
 use super::plan_builder::PlanBuilder;
 use anemoe_kernels::{AttentionShape, HeadStrides};
@@ -21,8 +21,9 @@ impl PlanBuilder<'_> {
         let mut take = |root: usize, f: Fused, instructions: Vec<usize>, inside: &mut Vec<bool>| {
             // A state that the group reads must not be written before its last step.
             let first = instructions.iter().copied().min().unwrap_or(root);
-            let is_read = |state: usize| {
-                instructions.iter().chain([&root]).any(|&s| self.g.instructions[s].reads_state(state))
+            let operands = |s: &usize| self.g.instructions[*s].operands();
+            let is_read = |state| {
+                instructions.iter().chain([&root]).any(|s| operands(s).contains(&ValueRef::State(state)))
             };
             let spoils = |s: usize| match self.g.instructions[s].work {
                 InstrKind::WriteState { state, .. } => is_read(state),
@@ -34,7 +35,11 @@ impl PlanBuilder<'_> {
             instructions.into_iter().for_each(|s| inside[s] = true);
             fused.insert(root, f);
         };
-        let halves = |root: usize, instructions: &[usize]| !self.round || self.are_halves(root, instructions);
+        // Tells whether these instructions may be rounded where one node computes them: every result has type fp16.
+        let halves = |root: usize, instructions: &[usize]| {
+            let mut all = instructions.iter().chain([&root]).flat_map(|&s| &self.g.instructions[s].types);
+            !self.round || all.all(|ty| ty.dtype == DataType::Float16)
+        };
         for (root, (f, instructions)) in self.g.experts(self.round) {
             if halves(root, &instructions) {
                 take(root, f, instructions, &mut inside);
@@ -57,39 +62,23 @@ impl PlanBuilder<'_> {
             } else if self.round {
                 // The other fused nodes compute without rounding.
             } else if let Some((Fused::Norm { x, axis, norm, .. }, mut instructions)) = self.g.norm(root) {
-                match self.g.weighted(root, axis) {
-                    Some((product, weight)) => {
-                        instructions.push(root);
-                        take(
-                            product,
-                            Fused::Norm { x, axis, norm, weight: Some(weight) },
-                            instructions,
-                            &mut inside,
-                        );
-                    }
-                    None => {
-                        take(root, Fused::Norm { x, axis, norm, weight: None }, instructions, &mut inside)
-                    }
-                }
-            } else if let Some((f, mut instructions)) = self.g.rotate(root) {
-                match (f, self.g.multiplied(root)) {
-                    (Fused::Rotate { x, cos, sin, half, .. }, Some((product, factor))) => {
-                        instructions.push(root);
-                        take(product, Fused::Rotate { x, cos, sin, half, factor }, instructions, &mut inside);
-                    }
-                    (f, _) => take(root, f, instructions, &mut inside),
-                }
+                let weighted = self.g.weighted(root, axis);
+                instructions.extend(weighted.map(|_| root));
+                let (last, weight) =
+                    weighted.map_or((root, None), |(product, weight)| (product, Some(weight)));
+                take(last, Fused::Norm { x, axis, norm, weight }, instructions, &mut inside);
+            } else if let Some((Fused::Rotate { x, cos, sin, half, factor }, mut instructions)) =
+                self.g.rotate(root)
+            {
+                let multiplied = self.g.multiplied(root);
+                instructions.extend(multiplied.map(|_| root));
+                let (last, factor) = multiplied.unwrap_or((root, factor));
+                take(last, Fused::Rotate { x, cos, sin, half, factor }, instructions, &mut inside);
             } else if let Some((f, instructions)) = self.g.gated(root) {
                 take(root, f, instructions, &mut inside);
             }
         }
         (fused, inside)
-    }
-
-    /// Tells whether every result of these instructions has type fp16.
-    fn are_halves(&self, root: usize, instructions: &[usize]) -> bool {
-        let all = instructions.iter().chain([&root]).flat_map(|&s| &self.g.instructions[s].types);
-        all.into_iter().all(|ty| ty.dtype == DataType::Float16)
     }
 
     pub(super) fn fused(&mut self, f: &Fused) -> Option<()> {
@@ -98,10 +87,7 @@ impl PlanBuilder<'_> {
                 let view = self.float(*x)?;
                 let x = self.make_contiguous(view, *axis);
                 let (out, rows) = self.rows_like(&x, *axis);
-                let weight = match weight {
-                    Some(w) => Some(self.place(*w)?.base),
-                    None => None,
-                };
+                let weight = optional(*weight, |w| Some(self.place(w)?.base))?;
                 let rows = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
                 let (n, norm) = (x.shape[*axis], *norm);
                 self.compute(Computation::Norm { rows, n, x: x.base, weight, norm }, &out);
@@ -142,10 +128,7 @@ impl PlanBuilder<'_> {
             }
             Fused::Update { state, new, keep, place, tail, slots } => {
                 let (new, keep, place) = (self.float(*new)?, self.float(*keep)?, self.float(*place)?);
-                let tail = match tail {
-                    Some(t) => Some(self.float(*t)?),
-                    None => None,
-                };
+                let tail = optional(*tail, |tail| self.float(tail))?;
                 self.before_write(*state);
                 let before = self.nodes.iter().rev().find_map(|node| match &node.work {
                     NodeKind::Update { new: other, keep: k, place: p, .. } => {
@@ -164,7 +147,7 @@ impl PlanBuilder<'_> {
 
     fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
         match &self.g.instructions[step].work {
-            InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight().clone()),
+            InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight.clone()),
             InstrKind::Project { projection: Projection::Linear { weight, .. }, .. } => Some(weight.clone()),
             _ => None,
         }
@@ -192,16 +175,10 @@ impl PlanBuilder<'_> {
             }
             let weight = weight.sliced(1, b.place, 1);
             let (wide, narrow) = (gate_up.matrix(), down.matrix());
-            let bias = match b.bias {
-                Some(bias) => Some(self.bias_of(bias, b.place, wide.rows())?),
-                None => None,
-            };
-            let down_bias = match b.down_bias {
-                Some((constant, row)) => {
-                    Some(self.bias_of(ValueRef::Constant(constant), row, narrow.rows())?)
-                }
-                None => None,
-            };
+            let bias = optional(b.bias, |bias| self.bias_of(bias, b.place, wide.rows()))?;
+            let down_bias = optional(b.down_bias, |(constant, row)| {
+                self.bias_of(ValueRef::Constant(constant), row, narrow.rows())
+            })?;
             let fits = wide.cols() == channels
                 && wide.rows() == 2 * narrow.cols()
                 && shape == [1, narrow.rows(), 1, tokens];

@@ -71,7 +71,7 @@ impl PlanBuilder<'_> {
     /// Returns the number of channels of the results of a convolution.
     pub fn channels_of(&self, conv: usize) -> usize {
         match &self.nodes[self.convs[conv].0].work {
-            NodeKind::Compute(Computation::Conv { conv, .. }, _) => conv.weight().rows(),
+            NodeKind::Compute(Computation::Conv { conv, .. }, _) => conv.weight.rows(),
             _ => 0,
         }
     }

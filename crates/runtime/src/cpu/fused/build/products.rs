@@ -25,8 +25,9 @@ impl PlanBuilder<'_> {
                     return None;
                 }
                 let bias = self.bias(bias, shape[1])?;
-                if conv.is_matmul(&window) {
-                    return self.tokenwise(x, conv.weight().clone(), bias, (1, 1), false);
+                // It is a matmul over tokens if its kernel has size 1, it has one group, and there is no image of two axes.
+                if conv.matmul_groups() == Some(1) && conv.packed(&window).is_none() {
+                    return self.tokenwise(x, conv.weight.clone(), bias, (1, 1), false);
                 }
                 let x = if conv.wants_channels_last(&window) { self.make_contiguous(x, 1) } else { x };
                 let out = self.allocate(&shape, &order_ending(shape.len(), 1));
@@ -116,16 +117,16 @@ impl PlanBuilder<'_> {
         out: usize,
     ) -> Option<()> {
         let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
-        let order = weight.matrix().layout();
+        let layout = weight.matrix().layout();
         let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
             && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
         {
-            let same = items.iter().find(|i| i.weight.matrix().layout() == order).map(|i| i.packed);
+            let same = fills.iter().find(|fill| fill.layout == layout).map(|fill| fill.packed);
             let packed = same.unwrap_or(self.packed);
             if same.is_none() {
                 self.packed += 1;
-                fills.push(Fill { packed, x, tokens, channels, strides });
+                fills.push(Fill { packed, layout, x, tokens, channels, strides });
             }
             items.push(Item { weight, packed, out, bias });
             self.round_result(node, out);
@@ -134,7 +135,7 @@ impl PlanBuilder<'_> {
         let packed = self.packed;
         self.packed += 1;
         self.products.push((x.clone(), self.nodes.len(), packed));
-        let fills = vec![Fill { packed, x, tokens, channels, strides }];
+        let fills = vec![Fill { packed, layout, x, tokens, channels, strides }];
         self.push(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] });
         self.round_result(self.nodes.len() - 1, out);
         Some(())
