@@ -122,7 +122,7 @@ impl Execution<'_> {
     }
 
     fn step(&mut self, step: &Instr) -> Result<()> {
-        // The size of a kernel's result is known only when it runs. The step's own buffers do not count: the kernel reuses them.
+        // The size of an op's result is known only when it runs. The step's own buffers do not count: the op reuses them.
         let writes = step.writes();
         let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
         let held = held.map(|(_, t)| t.len() as u64 * 4).fold(0, u64::saturating_add);
@@ -135,7 +135,7 @@ impl Execution<'_> {
     /// Executes one step. The outer result holds an error of the step itself, the inner one a nested step's located error.
     fn work(&mut self, step: &Instr) -> OpResult<Result<()>> {
         match &step.work {
-            InstrKind::Kernel { kernel, inputs, values, outputs } => {
+            InstrKind::Op { function, inputs, values, outputs } => {
                 let mut results: Vec<Tensor> =
                     outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
                 let bound: Vec<(&str, &Tensor)> =
@@ -143,7 +143,7 @@ impl Execution<'_> {
                 let listed: Vec<&Tensor> = values.iter().map(|&p| self.place(p)).collect();
                 let context =
                     OpContext { op: &step.op_type, inputs: &bound, values: &listed, outputs: &step.types };
-                kernel(&context, &mut results)?;
+                function(&context, &mut results)?;
                 for ((&b, mut result), ty) in outputs.iter().zip(results).zip(&step.types) {
                     check_result(&result, ty)?;
                     self.round(&mut result, ty);

@@ -40,8 +40,8 @@ type Nested = (Vec<Instr>, Vec<ValueRef>);
 
 #[derive(Clone)]
 pub(super) enum InstrKind {
-    Kernel {
-        kernel: OpFunction,
+    Op {
+        function: OpFunction,
         inputs: Vec<ParamRef>,
         values: Vec<ValueRef>,
         outputs: Vec<usize>,
@@ -113,7 +113,7 @@ impl Instr {
     pub fn operands(&self) -> Vec<ValueRef> {
         let mut places: Vec<ValueRef> = Vec::new();
         match &self.work {
-            InstrKind::Kernel { inputs, values, .. } => {
+            InstrKind::Op { inputs, values, .. } => {
                 places.extend(inputs.iter().map(|o| o.place));
                 places.extend(values);
             }
@@ -151,7 +151,7 @@ impl Instr {
     /// Returns the buffers that the step writes.
     pub fn writes(&self) -> Vec<usize> {
         let mut written = match &self.work {
-            InstrKind::Kernel { outputs, .. }
+            InstrKind::Op { outputs, .. }
             | InstrKind::Call { outputs, .. }
             | InstrKind::Cond { outputs, .. }
             | InstrKind::While { variables: outputs, .. } => outputs.clone(),
@@ -162,18 +162,18 @@ impl Instr {
         written
     }
 
-    /// Returns the operand of a kernel by parameter.
+    /// Returns the operand of an op by parameter.
     pub fn argument(&self, param: &str) -> Option<ValueRef> {
         match &self.work {
-            InstrKind::Kernel { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
+            InstrKind::Op { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
             _ => None,
         }
     }
 
-    /// Returns the variadic operands of a kernel.
+    /// Returns the variadic operands of an op.
     pub fn values(&self) -> &[ValueRef] {
         match &self.work {
-            InstrKind::Kernel { values, .. } => values,
+            InstrKind::Op { values, .. } => values,
             _ => &[],
         }
     }

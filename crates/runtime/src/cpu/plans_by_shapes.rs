@@ -52,7 +52,7 @@ pub(super) struct PlansByShapes<F> {
 
 /// Tells whether the shape of the step's result follows from shapes and constants.
 pub(super) fn follows_from_shapes(step: &Instr) -> bool {
-    let InstrKind::Kernel { inputs, .. } = &step.work else { return true };
+    let InstrKind::Op { inputs, .. } = &step.work else { return true };
     let op = step.op_type.as_str();
     let constant = |place: ValueRef| matches!(place, ValueRef::Constant(_));
     let others = || inputs.iter().filter(|o| !VALUES.contains(&o.param.as_str()));

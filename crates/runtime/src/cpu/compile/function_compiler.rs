@@ -390,7 +390,7 @@ impl<'a> FunctionCompiler<'a> {
                 instructions.push(Instr::new(at, InstrKind::Call { plan, inputs, outputs }));
                 Ok(())
             }
-            _ => self.kernel(op, at, instructions),
+            _ => self.library_op(op, at, instructions),
         }
     }
 
@@ -532,8 +532,13 @@ impl<'a> FunctionCompiler<'a> {
         op.outputs.iter().map(tensor).collect()
     }
 
-    fn kernel(&mut self, op: &'a Operation, at: &Located<'_>, instructions: &mut Vec<Instr>) -> Result<()> {
-        let kernel = ops::kernel(&op.op_type)
+    fn library_op(
+        &mut self,
+        op: &'a Operation,
+        at: &Located<'_>,
+        instructions: &mut Vec<Instr>,
+    ) -> Result<()> {
+        let function = ops::op_function(&op.op_type)
             .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
         if op.outputs.is_empty() {
             return Err(at.invalid("no output"));
@@ -566,7 +571,7 @@ impl<'a> FunctionCompiler<'a> {
         let bytes = types.iter().map(bytes_of).fold(self.need.constants, u64::saturating_add);
         if folds && small && bytes <= self.allowance.bytes {
             let left = self.allowance.elements_beside(self.need.constants);
-            let results = with_limit(left, || self.fold(op, kernel, &inputs, &values, &types));
+            let results = with_limit(left, || self.fold(op, function, &inputs, &values, &types));
             let results = results.map_err(|e| at.error(e))?;
             for (output, t) in op.outputs.iter().zip(results) {
                 self.count_constant(&t).map_err(|what| at.invalid(what))?;
@@ -585,7 +590,7 @@ impl<'a> FunctionCompiler<'a> {
             return Ok(());
         }
         let outputs = self.define(op);
-        let work = InstrKind::Kernel { kernel, inputs, values, outputs };
+        let work = InstrKind::Op { function, inputs, values, outputs };
         instructions.push(Instr::typed(at, work, types));
         Ok(())
     }
@@ -606,7 +611,7 @@ impl<'a> FunctionCompiler<'a> {
     fn fold(
         &self,
         op: &Operation,
-        kernel: ops::OpFunction,
+        function: ops::OpFunction,
         inputs: &[ParamRef],
         values: &[ValueRef],
         types: &[TensorType],
@@ -618,7 +623,7 @@ impl<'a> FunctionCompiler<'a> {
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|o| (o.param.as_str(), get(&o.place))).collect();
         let listed: Vec<&Tensor> = values.iter().map(get).collect();
         let mut out = vec![Tensor::default(); op.outputs.len()];
-        kernel(&OpContext { op: &op.op_type, inputs: &bound, values: &listed, outputs: types }, &mut out)?;
+        function(&OpContext { op: &op.op_type, inputs: &bound, values: &listed, outputs: types }, &mut out)?;
         for (t, ty) in out.iter_mut().zip(types) {
             if let (DataType::Float16, Precision::Fp16, Data::F32(v)) =
                 (ty.dtype, self.context.options.precision, &mut t.data)

@@ -142,9 +142,9 @@ impl PlanBuilder<'_> {
                 Some(())
             }
             InstrKind::Project { projection, x, bias, .. } => self.project(projection, *x, *bias),
-            InstrKind::Kernel { .. } => match self.native() {
+            InstrKind::Op { .. } => match self.native() {
                 Some(()) => Some(()),
-                None => self.kernel(),
+                None => self.library_op(),
             },
         }
     }

@@ -13,8 +13,8 @@
 mod build;
 pub(super) mod experts;
 mod inputs;
-mod kernel_call;
 mod nodes;
+mod op_call;
 mod patterns;
 mod rounded;
 mod row_loops;
@@ -52,7 +52,7 @@ pub(super) struct FusedPlan {
     /// Elements of each buffer.
     sizes: Vec<usize>,
     packed: usize,
-    /// Number of tensors: results of kernels, and copies of their operands.
+    /// Number of tensors: results of library ops, and copies of their operands.
     tensors: usize,
     constants: Vec<Arc<Tensor>>,
     /// Slots of each state that may be held in fp16; none where the state has to be in f32.
@@ -162,18 +162,15 @@ impl FusedPlan {
         }
     }
 
-    /// Returns the memory of a run in bytes: buffers, results of kernels, and outputs.
+    /// Returns the memory of a run in bytes: buffers, results of library ops, and outputs.
     pub fn bytes(&self) -> u64 {
-        let kernels = self.nodes.iter().filter_map(|node| match &node.work {
-            NodeKind::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
+        let ops = self.nodes.iter().filter_map(|node| match &node.work {
+            NodeKind::Op(call) => Some(call.types.iter().filter_map(TensorType::elements)),
             _ => None,
         });
         let outputs = self.outputs.iter().map(|(_, view)| view.shape.iter().product::<usize>() as u64);
         let buffers = self.sizes.iter().map(|n| *n as u64);
-        buffers
-            .chain(kernels.flatten())
-            .chain(outputs)
-            .fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
+        buffers.chain(ops.flatten()).chain(outputs).fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
     }
 
     /// Returns the experts with the inputs of a call, if the function only computes their sum, `[1, channels, 1, tokens]` or
@@ -258,8 +255,8 @@ fn run_node(
                 copy_floats(loops, sources.get(*x), t.as_f32_mut().unwrap_or_default());
             }
         }
-        NodeKind::Kernel(call) => {
-            kernel_call::run(call, (buffers, tensors), (constants, inputs), states, round)?;
+        NodeKind::Op(call) => {
+            op_call::run(call, (buffers, tensors), (constants, inputs), states, round)?;
         }
         NodeKind::Compute(work, out) => {
             let mut y = std::mem::take(&mut buffers[*out]);

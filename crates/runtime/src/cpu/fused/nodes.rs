@@ -89,7 +89,7 @@ pub(super) enum NodeKind {
         loops: StridedLoops<2>,
         x: Base,
     },
-    Kernel(Box<KernelCall>),
+    Op(Box<OpCall>),
     /// Computes a buffer.
     Compute(Computation, usize),
 }
@@ -196,23 +196,23 @@ impl NodeKind {
         match self {
             NodeKind::Products { items, .. } => items.iter().any(|item| item.out == buffer),
             NodeKind::Compute(_, out) => *out == buffer,
-            NodeKind::Update { .. } | NodeKind::WriteState { .. } | NodeKind::Kernel(_) => false,
+            NodeKind::Update { .. } | NodeKind::WriteState { .. } | NodeKind::Op(_) => false,
         }
     }
 }
 
-/// A call of a kernel of the op library on dense tensors.
-pub(super) struct KernelCall {
-    pub kernel: OpFunction,
+/// A call of a function of the op library on dense tensors.
+pub(super) struct OpCall {
+    pub function: OpFunction,
     pub op_type: String,
     /// Operands by parameter; views that are no dense tensors are copied first.
-    pub inputs: Vec<(String, KernelOperand)>,
-    pub values: Vec<KernelOperand>,
+    pub inputs: Vec<(String, OpOperand)>,
+    pub values: Vec<OpOperand>,
     pub outputs: Vec<usize>,
     pub types: Vec<TensorType>,
 }
 
-pub(super) enum KernelOperand {
+pub(super) enum OpOperand {
     Whole(Base),
     /// A view that is no dense tensor, and the index of the arena's tensor that it is copied to.
     Copied {

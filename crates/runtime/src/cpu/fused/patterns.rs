@@ -117,8 +117,7 @@ impl InstrGraph<'_> {
     /// Returns the step that computes `place` by operation `op`.
     pub fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
         self.step(place).filter(|&s| {
-            self.instructions[s].op_type == op
-                && matches!(self.instructions[s].work, InstrKind::Kernel { .. })
+            self.instructions[s].op_type == op && matches!(self.instructions[s].work, InstrKind::Op { .. })
         })
     }
 
@@ -612,7 +611,7 @@ impl InstrGraph<'_> {
                 sums.insert(i, bank);
                 continue;
             }
-            let InstrKind::Kernel { .. } = &step.work else { continue };
+            let InstrKind::Op { .. } = &step.work else { continue };
             let (Some(x), Some(y)) = (self.arg(i, "x"), self.arg(i, "y")) else { continue };
             let (Some(a), Some(b)) = (self.step(x), self.step(y)) else { continue };
             let only_here = |s: usize| self.closed(&[s], i);

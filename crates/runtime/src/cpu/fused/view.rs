@@ -7,7 +7,7 @@ use super::super::strided::{broadcast_strides, dense_strides};
 pub(super) enum Base {
     /// A buffer of the plan.
     Buffer(usize),
-    /// A result of a kernel of the op library.
+    /// A result of a function of the op library.
     Tensor(usize),
     /// A constant.
     Constant(usize),

@@ -468,10 +468,10 @@ mod tests {
         Tensor { shape: vec![], data: Data::Str(vec![value.into()]) }
     }
 
-    fn run(kernel: super::super::OpFunction, op: &str, inputs: &[(&str, Tensor)]) -> OpResult<Tensor> {
+    fn run(function: super::super::OpFunction, op: &str, inputs: &[(&str, Tensor)]) -> OpResult<Tensor> {
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
         let mut out = [Tensor::default()];
-        kernel(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
+        function(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
         let [out] = out;
         Ok(out)
     }

@@ -104,10 +104,10 @@ mod tests {
     use super::*;
     use anemoe_mlpackage::mil::{DataType, Dim, TensorType};
 
-    fn run(kernel: super::super::OpFunction, op: &str, inputs: &[(&str, &Tensor)]) -> OpResult<Tensor> {
+    fn run(function: super::super::OpFunction, op: &str, inputs: &[(&str, &Tensor)]) -> OpResult<Tensor> {
         let open = TensorType::new(DataType::Float32, vec![Dim::Unknown, Dim::Unknown]);
         let mut out = [Tensor::default()];
-        kernel(&OpContext { op, inputs, values: &[], outputs: &[open] }, &mut out)?;
+        function(&OpContext { op, inputs, values: &[], outputs: &[open] }, &mut out)?;
         let [out] = out;
         Ok(out)
     }

@@ -1,7 +1,7 @@
 //! The op library: one pure function per MIL op over dense host tensors. Programs, compressed weights, states and control flow
 //! are handled in `cpu::compile`.
 //!
-//! An op's kernel computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
+//! An op's function computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
 
 mod conv_transpose;
 mod elementwise_binary;
@@ -80,9 +80,9 @@ pub(super) fn has_shape_by_shapes(op: &str) -> bool {
         | "lstm" | "resample" | "affine" | "crop_resize" | "non_maximum_suppression")
 }
 
-/// Returns the kernel of an op type, if the library has one.
+/// Returns the function of an op type, if the library has one.
 #[rustfmt::skip]
-pub fn kernel(op_type: &str) -> Option<OpFunction> {
+pub fn op_function(op_type: &str) -> Option<OpFunction> {
     Some(match op_type {
         _ if is_unary(op_type) => elementwise_unary::unary,
         _ if is_binary(op_type) => elementwise_binary::arithmetic,
@@ -161,7 +161,7 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
     })
 }
 
-/// Refuses a kernel's result whose shape or element type is not the declared one.
+/// Refuses an op's result whose shape or element type is not the declared one.
 pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpResult {
     let fits = !ty.has_rank()
         || t.rank() == ty.rank()

@@ -1,36 +1,36 @@
-//! Operands of a kernel, and its errors.
+//! Operands of an op, and its errors.
 
 use crate::tensor::{Data, Element, Tensor, with_elements};
 use anemoe_mlpackage::mil::TensorType;
 
-/// Reason why a kernel did not run. The executor adds the op's name and the file.
+/// Reason why an op did not run. The executor adds the op's name and the file.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The operands break the op's definition.
     #[error("{0}")]
     Invalid(String),
-    /// The operands are legal, but the kernel does not implement this form.
+    /// The operands are legal, but the op's function does not implement this form.
     #[error("unsupported: {0}")]
     Unsupported(String),
 }
 
-/// Result of a kernel.
+/// Result of an op.
 pub type OpResult<T = ()> = Result<T, OpError>;
 
-/// Operands of one call of a kernel.
+/// Operands of one call of an op.
 pub struct OpContext<'a> {
-    /// Op type, for instance `reduce_sum`; families of ops share one kernel.
+    /// Op type, for instance `reduce_sum`; families of ops share one function.
     pub op: &'a str,
-    /// Operands by parameter name. Optional parameters that the program omits are absent; the kernel then uses the default of
+    /// Operands by parameter name. Optional parameters that the program omits are absent; the function then uses the default of
     /// the op's definition.
     pub inputs: &'a [(&'a str, &'a Tensor)],
     /// Operands of a variadic parameter (`values` of `concat` and `stack`), in order; empty otherwise.
     pub values: &'a [&'a Tensor],
-    /// Declared types of the outputs; unknown dimensions are resolved by the kernel.
+    /// Declared types of the outputs; unknown dimensions are resolved by the function.
     pub outputs: &'a [TensorType],
 }
 
-/// Kernel of an op: writes every output (see [`Tensor::reset_f32`] and its siblings).
+/// Function of an op: writes every output (see [`Tensor::reset_f32`] and its siblings).
 pub type OpFunction = fn(&OpContext<'_>, &mut [Tensor]) -> OpResult;
 
 impl<'a> OpContext<'a> {

@@ -96,10 +96,10 @@ mod tests {
     use super::*;
     use crate::tensor::Data;
 
-    fn run(kernel: super::super::OpFunction, op: &str, inputs: &[(&str, Tensor)]) -> OpResult<Vec<f32>> {
+    fn run(function: super::super::OpFunction, op: &str, inputs: &[(&str, Tensor)]) -> OpResult<Vec<f32>> {
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
         let mut out = [Tensor::default()];
-        kernel(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
+        function(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
         Ok(out[0].as_f32().unwrap().to_vec())
     }
 

@@ -254,8 +254,8 @@ mod tests {
         }
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
         let mut out = [Tensor::default()];
-        let kernel = super::super::kernel(op).unwrap();
-        kernel(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
+        let function = super::super::op_function(op).unwrap();
+        function(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
         Ok(out[0].as_f32().unwrap().to_vec())
     }
 

@@ -1,7 +1,7 @@
 //! Assigns memory to the values of a plan.
 
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::{Computation, KernelOperand, Node, NodeKind, Then};
+use super::super::nodes::{Computation, Node, NodeKind, OpOperand, Then};
 use super::super::view::{Base, View};
 
 /// Assigns the same memory to buffers whose lifetimes do not overlap; returns the sizes in elements.
@@ -67,10 +67,10 @@ impl NodeKind {
                 [new, keep, place].into_iter().chain(tail).for_each(|v| base(&mut v.base, f));
             }
             NodeKind::WriteState { x, .. } => base(x, f),
-            NodeKind::Kernel(call) => {
+            NodeKind::Op(call) => {
                 for operand in call.inputs.iter_mut().map(|(_, o)| o).chain(&mut call.values) {
                     match operand {
-                        KernelOperand::Whole(b) | KernelOperand::Copied { x: b, .. } => base(b, f),
+                        OpOperand::Whole(b) | OpOperand::Copied { x: b, .. } => base(b, f),
                     }
                 }
             }

@@ -2,25 +2,25 @@
 
 use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::{StridedLoops, dense_strides};
-use super::super::nodes::{KernelCall, KernelOperand, NodeKind};
+use super::super::nodes::{NodeKind, OpCall, OpOperand};
 use super::super::view::{Base, View};
 use super::native::is_view;
 use super::plan_builder::PlanBuilder;
 
 impl PlanBuilder<'_> {
     /// Adds a node that calls the op library.
-    pub(super) fn kernel(&mut self) -> Option<()> {
+    pub(super) fn library_op(&mut self) -> Option<()> {
         let instructions = self.g.instructions;
         let step = &instructions[self.step];
-        let InstrKind::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
-        let operand = |b: &mut Self, place: ValueRef| -> Option<KernelOperand> {
+        let InstrKind::Op { function, inputs, values, outputs } = &step.work else { return None };
+        let operand = |b: &mut Self, place: ValueRef| -> Option<OpOperand> {
             let view = b.place(place)?;
             if matches!(view.base, Base::Tensor(_) | Base::Constant(_) | Base::Input(_))
                 && view.offset == 0
                 && view.is_dense()
                 && b.whole(&view, place)
             {
-                return Some(KernelOperand::Whole(view.base));
+                return Some(OpOperand::Whole(view.base));
             }
             if !b.is_float(place) {
                 return None;
@@ -29,7 +29,7 @@ impl PlanBuilder<'_> {
             let loops = StridedLoops::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
             let shape = view.shape.clone();
             b.tensors += 1;
-            Some(KernelOperand::Copied { loops, x: view.base, shape, copy: b.tensors - 1 })
+            Some(OpOperand::Copied { loops, x: view.base, shape, copy: b.tensors - 1 })
         };
         let mut bound = Vec::new();
         for input in inputs {
@@ -42,8 +42,8 @@ impl PlanBuilder<'_> {
             tensors.push(self.tensors - 1);
             self.views[b] = Some(View::dense(Base::Tensor(self.tensors - 1), &self.g.shapes[b]));
         }
-        self.push(NodeKind::Kernel(Box::new(KernelCall {
-            kernel: *kernel,
+        self.push(NodeKind::Op(Box::new(OpCall {
+            function: *function,
             op_type: step.op_type.clone(),
             inputs: bound,
             values: listed,
@@ -59,9 +59,9 @@ impl PlanBuilder<'_> {
             ValueRef::Constant(_) => true,
             ValueRef::Buffer(b) => {
                 let own = match view.base {
-                    // A kernel or an input defined the value, and no view changed it.
+                    // An op or an input defined the value, and no view changed it.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
-                        matches!(self.g.instructions[p].work, InstrKind::Kernel { .. })
+                        matches!(self.g.instructions[p].work, InstrKind::Op { .. })
                             && !is_view(&self.g.instructions[p].op_type)
                     }),
                     Base::Input(_) => self.g.producer[b].is_none(),

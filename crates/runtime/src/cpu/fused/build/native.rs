@@ -250,7 +250,7 @@ impl PlanBuilder<'_> {
     /// Returns the step's parameters apart from `x`, and a text of them; none where one is not a constant of one element.
     fn parameters(&self) -> Option<(Vec<(&str, &Tensor)>, String)> {
         let step = &self.g.instructions[self.step];
-        let InstrKind::Kernel { inputs, .. } = &step.work else { return None };
+        let InstrKind::Op { inputs, .. } = &step.work else { return None };
         let (mut bound, mut text) = (Vec::new(), step.op_type.clone());
         for input in inputs.iter().filter(|input| input.param != "x") {
             let value = self.g.constant(input.place)?;

@@ -112,7 +112,7 @@ impl PlanBuilder<'_> {
     /// Tells whether the step's result is rounded to fp16, but an operand that it moves is not.
     pub fn moves_unrounded(&self) -> bool {
         let step = &self.g.instructions[self.step];
-        let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
+        let InstrKind::Op { inputs, values, .. } = &step.work else { return false };
         let operands = inputs.iter().map(|o| &o.place).chain(values);
         self.round
             && step.types.iter().any(|ty| ty.dtype == DataType::Float16)
