@@ -88,7 +88,7 @@ pub fn verify(
     }
     let found = embedding.metadata().map_err(|e| Error::io(&embedding, e))?.len();
     if let Some((elements, values, offsets)) =
-        chain.embedding.storage.layout(chain.embedding.rows, chain.embedding.cols)
+        chain.embedding.storage.stored_sizes(chain.embedding.rows, chain.embedding.cols)
     {
         sized(&embedding, found, elements + values + offsets)?;
     }

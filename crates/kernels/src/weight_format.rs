@@ -180,7 +180,7 @@ impl WeightFormat {
 
     /// Returns the bytes of elements, fp16 values and int8 offsets of a matrix in a file of its own. `None` where the
     /// format does not fit the matrix.
-    pub fn layout(self, rows: usize, cols: usize) -> Option<(u64, u64, u64)> {
+    pub fn stored_sizes(self, rows: usize, cols: usize) -> Option<(u64, u64, u64)> {
         let (elements, values) = self.lengths(rows, cols)?;
         Some((elements, values.checked_mul(2)?, if self.has_offsets() { values } else { 0 }))
     }

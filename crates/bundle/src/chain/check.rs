@@ -80,7 +80,7 @@ impl Chain {
         if let Some(drafter) = &self.drafter {
             check_path(drafter).map_err(|e| format!("drafter: {e}"))?;
         }
-        if rows > 0 && self.embedding.storage.layout(rows, self.embedding.cols).is_none() {
+        if rows > 0 && self.embedding.storage.stored_sizes(rows, self.embedding.cols).is_none() {
             return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
         }
         if self.tokens.is_empty()

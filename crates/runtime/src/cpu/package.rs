@@ -5,7 +5,7 @@ use super::bindings::{constant, names};
 use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
-use super::fused::experts::{self, Pack, SumTarget, are_alike};
+use super::fused::experts::{self, ExpertPack, SumTarget, are_alike};
 use super::plans_by_tokens::PlansByTokens;
 use super::shared_constants::CompileContext;
 use super::tokens::{KnownCarried, keep_rows, stages};
@@ -431,11 +431,12 @@ impl BackendFunction for CompiledFunction {
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
         let mut functions: SmallVec<[&CompiledFunction; INLINE_TERMS]> = SmallVec::new();
-        let mut packs: SmallVec<[Pack<'_>; INLINE_TERMS]> = SmallVec::new();
+        let mut packs: SmallVec<[ExpertPack<'_>; INLINE_TERMS]> = SmallVec::new();
         for term in terms {
             let function: &dyn Any = term.function;
             let function = function.downcast_ref::<CompiledFunction>();
-            let Some((function, pack)) = function.and_then(|f| Some((f, f.plan()?.pack(term.inputs)?)))
+            let Some((function, pack)) =
+                function.and_then(|f| Some((f, f.plan()?.expert_pack(term.inputs)?)))
             else {
                 return backend::run_each(terms, sum);
             };

@@ -29,8 +29,8 @@ impl EmbeddingFile {
     pub fn open(bundle: &Path, info: &Embedding) -> Result<EmbeddingFile> {
         let path = bundle.join(&info.file);
         let file = anemoe_io::open_input(&path, u64::MAX).map_err(|e| Error::io(&path, e))?;
-        let layout = info.storage.layout(info.rows, info.cols);
-        let (elements, values, offsets) = layout.ok_or_else(|| {
+        let sizes = info.storage.stored_sizes(info.rows, info.cols);
+        let (elements, values, offsets) = sizes.ok_or_else(|| {
             Error::invalid(&path, format!("embedding: {} does not fit its rows and columns", info.storage))
         })?;
         let expected = elements + values + offsets;

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! plan_builder   views, nodes and buffers so far
-//! fused          several instructions as one node          products   products with weights
+//! fused          several instructions as one node          matmuls    matmuls with weights
 //! native         views, and ops with own loops      library    all other ops
 //! buffers        memory of the values
 //! ```
 
 mod buffers;
 mod library;
+mod matmuls;
 mod native;
 mod pattern_nodes;
 mod plan_builder;
-mod products;
 
 use super::super::ir::{Instr, InstrKind, ValueRef};
 use super::super::strided::{StridedLoops, dense_strides};
@@ -70,7 +70,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
         sizes: Vec::new(),
         packed: 0,
         tensors: 0,
-        products: Vec::new(),
+        matmuls: Vec::new(),
         convs: Vec::new(),
         step: 0,
         states,

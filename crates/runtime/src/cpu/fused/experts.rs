@@ -113,7 +113,7 @@ pub(super) fn release_memory() {
 }
 
 /// Experts of one function, with the values that they read.
-pub(in crate::cpu) struct Pack<'a> {
+pub(in crate::cpu) struct ExpertPack<'a> {
     pub(super) experts: &'a Experts,
     pub(super) sources: NodeInputs<'a>,
     /// Skip experts whose routing weights are all zero.
@@ -130,7 +130,7 @@ pub(in crate::cpu) enum SumTarget<'a> {
     Added(&'a mut [f32]),
 }
 
-impl Pack<'_> {
+impl ExpertPack<'_> {
     /// Returns the routing weight of expert `i` for token `t`.
     fn weight(&self, i: usize, t: usize) -> f32 {
         let weight = &self.experts.branches[i].weight;
@@ -143,7 +143,7 @@ impl Pack<'_> {
     }
 
     /// Tells whether the packs read the same elements and have results of the same shape, so that they can be one sum.
-    fn is_like(&self, other: &Pack<'_>) -> bool {
+    fn is_like(&self, other: &ExpertPack<'_>) -> bool {
         let (a, b) = (self.columns(), other.columns());
         let shapes = |e: &Experts| (e.tokens, e.rows, e.x.shape[1]);
         shapes(self.experts) == shapes(other.experts)
@@ -153,14 +153,14 @@ impl Pack<'_> {
 }
 
 /// Tells whether all packs can be one sum, of `n` elements.
-pub(in crate::cpu) fn are_alike(packs: &[Pack<'_>], n: usize) -> bool {
+pub(in crate::cpu) fn are_alike(packs: &[ExpertPack<'_>], n: usize) -> bool {
     let fits = packs.first().is_some_and(|p| p.experts.tokens * p.experts.rows == n);
     fits && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
 }
 
 /// Computes the sum of all experts of packs that are alike. Counts for each pack the bytes of weights read and the experts skipped.
-pub(in crate::cpu) fn sum(packs: &[Pack<'_>], target: SumTarget<'_>, counts: &mut [Counts]) {
-    let Some(&Pack { experts, skip_zero, round, .. }) = packs.first() else { return };
+pub(in crate::cpu) fn sum(packs: &[ExpertPack<'_>], target: SumTarget<'_>, counts: &mut [Counts]) {
+    let Some(&ExpertPack { experts, skip_zero, round, .. }) = packs.first() else { return };
     let (&Experts { tokens, rows, ref x, .. }, pool) = (experts, Pool::global());
     let mut workspace = WORKSPACE.take();
     let ExpertWorkspace { x: packed, transposed, scratch, chosen, sum } = &mut workspace;

@@ -34,7 +34,7 @@ use anemoe_kernels::{
     PackedActivations, Pool, Pooling, Softmax, multiply_dense, pool_windows,
 };
 use anemoe_mlpackage::mil::TensorType;
-use experts::{Pack, SumTarget};
+use experts::{ExpertPack, SumTarget};
 use inputs::NodeInputs;
 use nodes::{Computation, Item, Node, NodeKind};
 use std::cell::RefCell;
@@ -176,7 +176,7 @@ impl FusedPlan {
     /// Returns the experts with the inputs of a call, if the function only computes their sum, `[1, channels, 1, tokens]` or
     /// `[1, 1, tokens, channels]`, with the channels of a token together. A function's sum that is rounded is none: a sum over
     /// packages is not.
-    pub fn pack<'a>(&'a self, inputs: &'a [&'a Tensor]) -> Option<Pack<'a>> {
+    pub fn expert_pack<'a>(&'a self, inputs: &'a [&'a Tensor]) -> Option<ExpertPack<'a>> {
         let ([Node { work: NodeKind::Compute(Computation::Experts(e), out), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
         else {
@@ -191,7 +191,7 @@ impl FusedPlan {
         };
         let known = lies([1, rows, 1, tokens], 1, 3) || lies([1, 1, tokens, rows], 3, 2);
         let sources = NodeInputs { buffers: &[], tensors: &[], constants: &self.constants, inputs };
-        let pack = Pack { experts: e, sources, skip_zero: self.skip_zero, round: false };
+        let pack = ExpertPack { experts: e, sources, skip_zero: self.skip_zero, round: false };
         (whole && known && !self.round).then_some(pack)
     }
 
@@ -235,12 +235,12 @@ fn run_node(
     let Arena { buffers, packed, tensors, changes } = arena;
     let sources = NodeInputs { buffers, tensors, constants, inputs };
     match work {
-        NodeKind::Products { fills, items } => {
+        NodeKind::MatMuls { fills, items } => {
             for fill in fills.iter() {
                 let x = sources.columns(&fill.x, fill.strides);
                 packed[fill.packed].pack(pool, fill.layout, x, fill.tokens, fill.channels);
             }
-            *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
+            *counts += matmuls(pool, items, buffers, packed, tensors, constants, inputs)?;
         }
         NodeKind::Update { state, new, keep, place, tail, slots, as_before } => {
             if !*as_before {
@@ -306,7 +306,7 @@ fn compute(
             counts = attend(pool, sources, states, &operands, (y, *out), run.round);
         }
         Computation::Experts(experts) => {
-            let pack = Pack { experts, sources: *sources, skip_zero: run.skip_zero, round: run.round };
+            let pack = ExpertPack { experts, sources: *sources, skip_zero: run.skip_zero, round: run.round };
             experts::sum(&[pack], SumTarget::Written(y), std::slice::from_mut(&mut counts));
         }
         Computation::Binary { f, loops, x, y: other } => {
@@ -397,11 +397,11 @@ fn image<'a>(sources: &NodeInputs<'a>, x: &View) -> Image<'a> {
 
 /// Elements that a thread computes in one part of a job of a function of one element.
 const MAPPED: usize = 1 << 12;
-/// Most products of one job.
-const PRODUCTS_PER_JOB: usize = 8;
+/// Most matmuls of one job.
+const MATMULS_PER_JOB: usize = 8;
 
-/// Computes the products of one node, at most [`PRODUCTS_PER_JOB`] as one job, and returns their work.
-fn products(
+/// Computes the matmuls of one node, at most [`MATMULS_PER_JOB`] as one job, and returns their work.
+fn matmuls(
     pool: &Pool,
     items: &[Item],
     buffers: &mut [Vec<f32>],
@@ -411,13 +411,13 @@ fn products(
     inputs: &[&Tensor],
 ) -> OpResult<Counts> {
     let mut counts = Counts::default();
-    for items in items.chunks(PRODUCTS_PER_JOB) {
-        let mut taken: [Vec<f32>; PRODUCTS_PER_JOB] = Default::default();
+    for items in items.chunks(MATMULS_PER_JOB) {
+        let mut taken: [Vec<f32>; MATMULS_PER_JOB] = Default::default();
         for (item, taken) in items.iter().zip(&mut taken) {
             *taken = std::mem::take(&mut buffers[item.out]);
         }
         let sources = NodeInputs { buffers, tensors, constants, inputs };
-        let mut all: [Option<MatMul<'_>>; PRODUCTS_PER_JOB] = Default::default();
+        let mut all: [Option<MatMul<'_>>; MATMULS_PER_JOB] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix();
             counts += Counts::product(w.bytes_read(), packed[item.packed].tokens() * w.rows(), w.cols());

@@ -14,7 +14,7 @@ use anemoe_kernels::{
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
-/// A product with a weight, one of a node.
+/// A matmul with a weight, one of a node.
 pub(super) struct Item {
     pub weight: Arc<StoredWeight>,
     pub packed: usize,
@@ -25,7 +25,7 @@ pub(super) struct Item {
 /// Packing of activations: the index of the packed activations, and the view that is packed.
 pub(super) struct Fill {
     pub packed: usize,
-    /// Layout in which the node's products read them.
+    /// Layout in which the node's matmuls read them.
     pub layout: Layout,
     pub x: View,
     pub tokens: usize,
@@ -69,7 +69,7 @@ impl Then {
 }
 
 pub(super) enum NodeKind {
-    Products {
+    MatMuls {
         fills: Vec<Fill>,
         items: Vec<Item>,
     },
@@ -194,7 +194,7 @@ impl NodeKind {
     /// Tells whether the node writes a buffer.
     pub fn writes(&self, buffer: usize) -> bool {
         match self {
-            NodeKind::Products { items, .. } => items.iter().any(|item| item.out == buffer),
+            NodeKind::MatMuls { items, .. } => items.iter().any(|item| item.out == buffer),
             NodeKind::Compute(_, out) => *out == buffer,
             NodeKind::Update { .. } | NodeKind::WriteState { .. } | NodeKind::Op(_) => false,
         }

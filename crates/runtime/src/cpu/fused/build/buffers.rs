@@ -56,7 +56,7 @@ impl NodeKind {
             }
         }
         match self {
-            NodeKind::Products { fills, items } => {
+            NodeKind::MatMuls { fills, items } => {
                 fills.iter_mut().for_each(|x| base(&mut x.x.base, f));
                 for i in items {
                     f(&mut i.out);

@@ -23,8 +23,8 @@ pub(super) struct PlanBuilder<'a> {
     pub sizes: Vec<usize>,
     pub packed: usize,
     pub tensors: usize,
-    /// For each value with products: its view, the products' node, and the packed activations.
-    pub products: Vec<(View, usize, usize)>,
+    /// For each value with matmuls: its view, the matmuls' node, and the packed activations.
+    pub matmuls: Vec<(View, usize, usize)>,
     /// Nodes of convolutions, each with the buffer of the instructions whose value its results are.
     pub convs: Vec<(usize, usize)>,
     pub step: usize,

@@ -1,4 +1,4 @@
-//! Nodes of products with weights.
+//! Nodes of matmuls with weights.
 
 use super::super::super::convolution::Convolution;
 use super::super::super::ir::{Projection, ValueRef};
@@ -102,13 +102,13 @@ impl PlanBuilder<'_> {
             let x = View { shape, strides, ..flattened };
             self.convolve((conv, window), x, bias, &out, value);
         } else {
-            self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+            self.add_matmul(flattened, tokens, weight, bias, buffer_of(&out))?;
         }
         self.define(result)
     }
 
-    /// Adds a product of `x`, `[tokens, channels]`, to the node of earlier products of `x`, or to a new node.
-    fn add_product(
+    /// Adds a matmul of `x`, `[tokens, channels]`, to the node of earlier matmuls of `x`, or to a new node.
+    fn add_matmul(
         &mut self,
         x: View,
         tokens: usize,
@@ -118,9 +118,9 @@ impl PlanBuilder<'_> {
     ) -> Option<()> {
         let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
         let layout = weight.matrix().layout();
-        let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
+        let known = self.matmuls.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
         if let Some(node) = known
-            && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
+            && let Some(Node { work: NodeKind::MatMuls { fills, items }, .. }) = self.nodes.get_mut(node)
         {
             let same = fills.iter().find(|fill| fill.layout == layout).map(|fill| fill.packed);
             let packed = same.unwrap_or(self.packed);
@@ -134,9 +134,9 @@ impl PlanBuilder<'_> {
         }
         let packed = self.packed;
         self.packed += 1;
-        self.products.push((x.clone(), self.nodes.len(), packed));
+        self.matmuls.push((x.clone(), self.nodes.len(), packed));
         let fills = vec![Fill { packed, layout, x, tokens, channels, strides }];
-        self.push(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] });
+        self.push(NodeKind::MatMuls { fills, items: vec![Item { weight, packed, out, bias }] });
         self.round_result(self.nodes.len() - 1, out);
         Some(())
     }
