@@ -11,7 +11,7 @@
 //!                        |
 //!                        +----caller, when its own work is done----> EMPTY
 //!
-//! parts:  thread i first takes run i of the parts, in order; then the parts left in the other runs
+//! parts:  thread i first takes share i of the parts, in order; then the parts left in the other shares
 //! ```
 //!
 //! A job of n parts is offered to n - 1 threads, so that a small one costs a few cache lines on a processor of many cores.
@@ -39,11 +39,11 @@ const TAKEN: u32 = 2;
 struct PoolShared {
     /// A seat for each thread; that of the caller, the first, stays empty.
     seats: Vec<OwnLine<AtomicU32>>,
-    /// Next part of each thread's run of parts.
+    /// Next part of each thread's share of the parts.
     next: Vec<OwnLine<AtomicUsize>>,
-    /// Parts of the job, and runs that they are divided into.
+    /// Parts of the job, and shares that they are divided into.
     parts: AtomicUsize,
-    runs: AtomicUsize,
+    shares: AtomicUsize,
     /// Address of a `PoolJob` on the stack of the thread that started it.
     job: AtomicUsize,
     /// Jobs so far: threads to which none is offered see that others are, and do not sleep.
@@ -76,7 +76,7 @@ impl Pool {
             seats: (0..threads).map(|_| OwnLine::default()).collect(),
             next: (0..threads).map(|_| OwnLine::default()).collect(),
             parts: AtomicUsize::new(0),
-            runs: AtomicUsize::new(1),
+            shares: AtomicUsize::new(1),
             job: AtomicUsize::new(0),
             jobs: OwnLine::default(),
             busy: Mutex::new(()),
@@ -145,15 +145,15 @@ impl Pool {
             return (0..parts).for_each(part);
         };
         let s = self.shared;
-        let runs = threads.min(parts);
+        let shares = threads.min(parts);
         let job = PoolJob(part);
         s.job.store(&raw const job as usize, Ordering::Relaxed);
         s.parts.store(parts, Ordering::Relaxed);
-        s.runs.store(runs, Ordering::Relaxed);
-        for (i, next) in s.next[..runs].iter().enumerate() {
-            next.0.store(first_part(i, parts, runs), Ordering::Relaxed);
+        s.shares.store(shares, Ordering::Relaxed);
+        for (i, next) in s.next[..shares].iter().enumerate() {
+            next.0.store(first_part(i, parts, shares), Ordering::Relaxed);
         }
-        let offered = &s.seats[1..runs];
+        let offered = &s.seats[1..shares];
         offered.iter().for_each(|seat| seat.0.store(OFFERED, Ordering::Release));
         s.jobs.0.fetch_add(1, Ordering::Relaxed);
         // A sleeper either sees the offer when it looks a last time, or is counted here.
@@ -162,9 +162,9 @@ impl Pool {
             drop(s.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             s.wake.notify_all();
         }
-        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts, runs)));
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts, shares)));
         if own.is_err() {
-            s.stop(parts, runs);
+            s.stop(parts, shares);
         }
         offered.iter().for_each(|seat| take_back(&seat.0));
         let failed = s.failed.swap(0, Ordering::Relaxed);
@@ -207,17 +207,17 @@ unsafe impl<T: Send> Sync for SharedPointer<T> {}
 
 impl PoolShared {
     /// Keeps threads from starting another part.
-    fn stop(&self, parts: usize, runs: usize) {
-        self.next[..runs].iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
+    fn stop(&self, parts: usize, shares: usize) {
+        self.next[..shares].iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
     }
 
-    /// Works on the parts of the thread's own run, in order, then on parts left in other runs.
-    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize, runs: usize) {
-        for i in 0..runs {
-            let run = (thread + i) % runs;
-            let end = first_part(run + 1, parts, runs);
-            let next = &self.next[run].0;
-            // Looks before it takes: a run that is done stays in the caches of all threads.
+    /// Works on the parts of the thread's own share, in order, then on parts left in other shares.
+    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize, shares: usize) {
+        for i in 0..shares {
+            let share = (thread + i) % shares;
+            let end = first_part(share + 1, parts, shares);
+            let next = &self.next[share].0;
+            // Looks before it takes: a share that is done stays in the caches of all threads.
             while next.load(Ordering::Relaxed) < end {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= end {
@@ -237,15 +237,16 @@ impl PoolShared {
             let take = || seat.compare_exchange(OFFERED, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
             if seat.load(Ordering::Relaxed) == OFFERED && take() {
                 let job = self.job.load(Ordering::Relaxed) as *const PoolJob<'_>;
-                let (parts, runs) = (self.parts.load(Ordering::Relaxed), self.runs.load(Ordering::Relaxed));
+                let (parts, shares) =
+                    (self.parts.load(Ordering::Relaxed), self.shares.load(Ordering::Relaxed));
                 // SAFETY: the thread that started the job keeps it alive until this seat is empty again.
                 let part = unsafe { (*job).0 };
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    self.work(index, part, parts, runs);
+                    self.work(index, part, parts, shares);
                 }));
                 if done.is_err() {
                     self.failed.store(1, Ordering::Relaxed);
-                    self.stop(parts, runs);
+                    self.stop(parts, shares);
                 }
                 seat.store(EMPTY, Ordering::Release);
                 idle = Instant::now();
@@ -279,9 +280,9 @@ impl PoolShared {
     }
 }
 
-/// Returns the first part of run `run` of `runs`.
-fn first_part(run: usize, parts: usize, runs: usize) -> usize {
-    (run as u128 * parts as u128 / runs as u128) as usize
+/// Returns the first part of share `share` of `shares`.
+fn first_part(share: usize, parts: usize, shares: usize) -> usize {
+    (share as u128 * parts as u128 / shares as u128) as usize
 }
 
 /// Takes the offer at a seat back, or waits until the thread that took it is done.

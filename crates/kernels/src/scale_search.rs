@@ -11,7 +11,7 @@ use crate::simd::{F32x16, LANES, ROUND, simd_fn};
 /// Grids tried together, one per lane.
 pub const GRIDS: usize = LANES;
 /// Values whose errors are summed in f32 before the sum goes to f64.
-const RUN: usize = 256;
+const PART: usize = 256;
 
 type ScaleRow = [f32; GRIDS];
 
@@ -93,7 +93,7 @@ simd_fn! {
 
 simd_fn! {
     /// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, written to `codes`. Returns the error sums.
-    /// `grids` divide the values into equal runs, one grid each.
+    /// `grids` divide the values into equal parts, one grid each.
     ///
     /// # Panics
     /// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
@@ -146,10 +146,10 @@ fn asymmetric_errors<V: F32x16>(values: &[f32], masses: Option<&[f32]>, grids: &
     let minus_zero = V::load(&grids.zero.map(|z| -z));
     let (low, high) = (V::splat(grids.low), V::splat(grids.high));
     let mut total = [0f64; GRIDS];
-    for (i, values) in values.chunks(RUN).enumerate() {
+    for (i, values) in values.chunks(PART).enumerate() {
         let mut sum = V::splat(0.0);
         for (j, &v) in values.iter().enumerate() {
-            let mass = V::splat(masses.map_or(1.0, |m| m[i * RUN + j]));
+            let mass = V::splat(masses.map_or(1.0, |m| m[i * PART + j]));
             let v = V::splat(v);
             let q = v.mul_add(inverse, zero).max(low).min(high).round().add(minus_zero);
             let error = scale.neg_mul_add(q, v);
@@ -212,10 +212,10 @@ impl<V: F32x16> Symmetric<V> {
     }
 }
 
-/// Sums the errors of at most `RUN` values on symmetric grids. With REFIT, also sums for each grid's best scale at
+/// Sums the errors of at most `PART` values on symmetric grids. With REFIT, also sums for each grid's best scale at
 /// fixed integers.
 #[inline(always)]
-fn run_errors<V: F32x16, const REFIT: bool>(
+fn part_errors<V: F32x16, const REFIT: bool>(
     values: &[f32],
     masses: Option<&[f32]>,
     grid: &Symmetric<V>,
@@ -267,8 +267,8 @@ fn attempt<V: F32x16, const REFIT: bool>(
     let grid = Symmetric::<V>::new(scale, range);
     let mut scales = [0f32; GRIDS];
     // Faster, with the same result; scalar code has the other way only, so that there is less of it.
-    if const { !V::IS_REFERENCE } && values.len() <= RUN {
-        let sums = run_errors::<V, REFIT>(values, masses, &grid);
+    if const { !V::IS_REFERENCE } && values.len() <= PART {
+        let sums = part_errors::<V, REFIT>(values, masses, &grid);
         let (best, error) = sums.error.argmin();
         if f64::from(error) < found.1 {
             scale.store(&mut scales);
@@ -277,9 +277,9 @@ fn attempt<V: F32x16, const REFIT: bool>(
         return (if REFIT { sums.product.div(sums.square) } else { scale }, best);
     }
     let (mut errors, mut products, mut squares) = ([0f64; GRIDS], [0f64; GRIDS], [0f64; GRIDS]);
-    for (i, values) in values.chunks(RUN).enumerate() {
-        let masses = masses.map(|m| &m[i * RUN..][..values.len()]);
-        let sums = run_errors::<V, REFIT>(values, masses, &grid);
+    for (i, values) in values.chunks(PART).enumerate() {
+        let masses = masses.map(|m| &m[i * PART..][..values.len()]);
+        let sums = part_errors::<V, REFIT>(values, masses, &grid);
         add_to(&mut errors, sums.error);
         if REFIT {
             add_to(&mut products, sums.product);
@@ -378,7 +378,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
             (refit, best) = (lower, at);
         }
     }
-    if few && masses.is_none() && values.len() <= RUN && values.len().is_multiple_of(GRIDS) {
+    if few && masses.is_none() && values.len() <= PART && values.len().is_multiple_of(GRIDS) {
         // Moving only the best candidate takes a sixteenth of the work and finds a nearly as good scale.
         let mut scales = [0f32; GRIDS];
         to_half(refit).store(&mut scales);
@@ -397,7 +397,7 @@ fn crest_is_high<V: F32x16>(values: &[f32], masses: Option<&[f32]>, largest: f32
     match masses {
         None => {
             mass = values.len() as f64;
-            for values in values.chunks(RUN) {
+            for values in values.chunks(PART) {
                 let groups = values.chunks_exact(GRIDS);
                 square += groups.remainder().iter().map(|v| f64::from(v * v)).sum::<f64>();
                 let mut lanes = V::splat(0.0);
@@ -483,7 +483,7 @@ fn apply<V: F32x16>(
                 weighted_original = v.mul(m).mul_add(v, weighted_original);
             }
             summed += n;
-            if summed >= 4 * RUN || start + n == values.len() {
+            if summed >= 4 * PART || start + n == values.len() {
                 sums.error += f64::from(error.horizontal_sum());
                 sums.dot += f64::from(dot.horizontal_sum());
                 sums.original += f64::from(original.horizontal_sum());

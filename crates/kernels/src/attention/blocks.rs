@@ -141,15 +141,15 @@ fn compute_heads<
         for ((token, weights), seen) in tokens.clone().zip(&mut all).zip(&mut counts) {
             let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
             let queries = part.queries::<N>(token);
-            for run in part.runs(token, &these) {
+            for range in part.ranges(token, &these) {
                 let start = *seen;
-                for first in run.clone().step_by(S) {
+                for first in range.clone().step_by(S) {
                     let next = (G == 1).then_some(v);
-                    let sums = dot_products::<L, T, N, S>(&queries, k, (first, run.end - 1), next);
+                    let sums = dot_products::<L, T, N, S>(&queries, k, (first, range.end - 1), next);
                     let mut scores = [0f32; SUMS];
                     sums.mul(L::splat(part.scale)).store(&mut scores);
                     for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
-                        // Scores past the run are overwritten later.
+                        // Scores past the range are overwritten later.
                         match weights[*seen..].first_chunk_mut() {
                             Some(weights) => *weights = *scores,
                             None => {
@@ -158,12 +158,12 @@ fn compute_heads<
                             }
                         }
                     }
-                    *seen += S.min(run.end - first);
+                    *seen += S.min(range.end - first);
                 }
                 if let Some(mask) = mask {
                     for weights in weights.iter_mut().take(n) {
                         let scores = &mut weights[start..*seen];
-                        scores.iter_mut().zip(&mask[run.clone()]).for_each(|(w, m)| *w += m);
+                        scores.iter_mut().zip(&mask[range.clone()]).for_each(|(w, m)| *w += m);
                     }
                 }
             }
@@ -186,9 +186,9 @@ fn compute_heads<
             let mut states: [Option<SoftmaxState<'_>>; N] =
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
             let next = (G == 1).then_some((k, part.end(token)));
-            for run in part.runs(token, &these) {
-                let n = run.len();
-                add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
+            for range in part.ranges(token, &these) {
+                let n = range.len();
+                add_values::<L, T, N, WIDE>(weights, *added, v, range, &mut states, (d, next));
                 *added += n;
             }
         }

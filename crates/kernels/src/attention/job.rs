@@ -41,10 +41,14 @@ pub(super) fn state_len(head_dim: usize) -> usize {
 }
 
 impl ChunkJob<'_> {
-    /// Iterates over the runs within `slots` that a token sees.
+    /// Iterates over the ranges within `slots` that a token sees.
     #[inline(always)]
-    pub(super) fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
-        let (slots, all) = (slots.clone(), self.seen.runs(token));
+    pub(super) fn ranges(
+        &self,
+        token: usize,
+        slots: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + '_ {
+        let (slots, all) = (slots.clone(), self.seen.ranges(token));
         let from = all.partition_point(|r| r.end <= slots.start);
         let some = all[from..].iter().take_while(move |r| r.start < slots.end);
         some.map(move |r| r.start.max(slots.start)..r.end.min(slots.end))
@@ -82,7 +86,7 @@ impl ChunkJob<'_> {
 
     /// Returns the index behind the last slot that a token sees; 0 if it sees none.
     pub(super) fn end(&self, token: usize) -> usize {
-        self.seen.runs(token).last().map_or(0, |r| r.end)
+        self.seen.ranges(token).last().map_or(0, |r| r.end)
     }
 
     /// Resets the softmax states of all heads and tokens of the part.
@@ -101,7 +105,7 @@ impl ChunkJob<'_> {
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
         self.slots.clone().step_by(SLOTS_PER_BLOCK).filter_map(|start| {
             let slots = start..self.slots.end.min(start + SLOTS_PER_BLOCK);
-            let seen = self.tokens.clone().flat_map(|t| self.runs(t, &slots));
+            let seen = self.tokens.clone().flat_map(|t| self.ranges(t, &slots));
             let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
             (low < high).then_some((slots, low..high))
         })

@@ -83,9 +83,9 @@ pub fn attention(
     let mut seen = SEEN.take();
     seen.find(pool, s, mask);
     // Skips chunks at either end that no token sees.
-    let start = seen.runs.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
-    let end = seen.runs.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);
-    let work: usize = seen.runs.iter().map(Range::len).sum();
+    let start = seen.ranges.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
+    let end = seen.ranges.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);
+    let work: usize = seen.ranges.iter().map(Range::len).sum();
     let state = state_len(s.head_dim);
     let chunk = s.heads * s.tokens * state;
     let mut states = std::mem::take(&mut seen.states);
@@ -140,8 +140,8 @@ pub fn attention(
     } else {
         (0..s.heads).for_each(last)
     }
-    let low = seen.runs.iter().map(|r| r.start).min().unwrap_or(0);
-    let high = seen.runs.iter().map(|r| r.end).max().unwrap_or(0);
+    let low = seen.ranges.iter().map(|r| r.start).min().unwrap_or(0);
+    let high = seen.ranges.iter().map(|r| r.end).max().unwrap_or(0);
     let read = if s.tokens == 1 { work } else { high - low };
     seen.states = states;
     SEEN.set(seen);

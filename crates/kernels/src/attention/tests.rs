@@ -1,4 +1,4 @@
-use super::visible::add_runs;
+use super::visible::add_ranges;
 use super::*;
 use crate::test_data::noise;
 
@@ -122,23 +122,23 @@ fn unseen_slots_are_in_no_run() {
     let mut found = Vec::new();
     let mut mask = vec![-30000f32; 70];
     found.clear();
-    add_runs(&mask, &mut found);
+    add_ranges(&mask, &mut found);
     assert_eq!((found.len(), found[0].clone()), (1, 0..70));
     mask[3] = 0.0;
     mask[16..40].fill(0.0);
     mask[69] = -1.0;
     found.clear();
-    add_runs(&mask, &mut found);
+    add_ranges(&mask, &mut found);
     assert_eq!(found, [3..4, 16..40, 69..70]);
     // A NaN in the mask counts as seen, and does not change the largest value.
     mask[19] = f32::NAN;
     found.clear();
-    add_runs(&mask, &mut found);
+    add_ranges(&mask, &mut found);
     assert_eq!(found, [3..4, 16..40, 69..70]);
     mask.truncate(36);
     mask[20..].fill(-30000.0);
     found.clear();
-    add_runs(&mask, &mut found);
+    add_ranges(&mask, &mut found);
     assert_eq!(found, [3..4, 16..20]);
 }
 
@@ -156,8 +156,8 @@ fn many_tokens_see_what_each_sees_alone() {
         seen.find(&pool, &s, Some(Mask { values: &values, token_stride: slots }));
         for (t, mask) in values.chunks(slots).enumerate() {
             let mut alone = Vec::new();
-            add_runs(mask, &mut alone);
-            assert_eq!(seen.runs(t), alone);
+            add_ranges(mask, &mut alone);
+            assert_eq!(seen.ranges(t), alone);
         }
     }
     assert_eq!(seen.first.len(), tokens + 1);

@@ -16,12 +16,12 @@ pub(super) const TOKENS_PER_JOB: usize = 16;
 pub const MASK_CUTOFF: f32 = 20_000.0;
 
 simd_fn! {
-    /// Appends the runs of slots that a token sees, by its row of the mask.
-    pub(super) fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) = add_runs_simd
+    /// Appends the ranges of slots that a token sees, by its row of the mask.
+    pub(super) fn add_ranges(mask: &[f32], out: &mut Vec<Range<usize>>) = add_ranges_simd
 }
 
 #[inline(always)]
-fn add_runs_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
+fn add_ranges_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
     let largest = largest::<L>(mask);
     let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
     let mut start = None;
@@ -52,53 +52,53 @@ fn add_runs_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
     }
 }
 
-/// Holds the runs of slots that the tokens of a call see, and the softmax states of its parts.
+/// Holds the ranges of slots that the tokens of a call see, and the softmax states of its parts.
 #[derive(Default)]
 pub(super) struct VisibleSlots {
-    pub(super) runs: Vec<Range<usize>>,
-    /// Index of each token's first run, and the number of runs.
+    pub(super) ranges: Vec<Range<usize>>,
+    /// Index of each token's first range, and the number of ranges.
     pub(super) first: Vec<usize>,
-    /// Per part of 16 tokens: the runs, and the end of each token's runs.
+    /// Per part of 16 tokens: the ranges, and the end of each token's ranges.
     found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
     /// `[chunks, heads, tokens, state]`, see [`super::job::SoftmaxState`].
     pub(super) states: AlignedVec<[f32; LANES]>,
 }
 
 impl VisibleSlots {
-    /// Finds the runs of slots that each token of a call sees.
+    /// Finds the ranges of slots that each token of a call sees.
     pub(super) fn find(&mut self, pool: &Pool, s: &AttentionShape, mask: Option<Mask<'_>>) {
-        let VisibleSlots { runs, first, found, .. } = self;
-        runs.clear();
+        let VisibleSlots { ranges, first, found, .. } = self;
+        ranges.clear();
         first.clear();
         first.push(0);
-        let add = |tokens: Range<usize>, runs: &mut Vec<Range<usize>>, first: &mut Vec<usize>| {
+        let add = |tokens: Range<usize>, ranges: &mut Vec<Range<usize>>, first: &mut Vec<usize>| {
             for token in tokens {
                 match mask {
-                    Some(m) => add_runs(&m.values[token * m.token_stride..][..s.slots], runs),
-                    None => runs.push(0..s.slots),
+                    Some(m) => add_ranges(&m.values[token * m.token_stride..][..s.slots], ranges),
+                    None => ranges.push(0..s.slots),
                 }
-                first.push(runs.len());
+                first.push(ranges.len());
             }
         };
         if mask.is_none() || s.tokens * s.slots < PARALLEL_ATTENTION {
-            return add(0..s.tokens, runs, first);
+            return add(0..s.tokens, ranges, first);
         }
         let n = s.tokens.div_ceil(TOKENS_PER_JOB);
         found.resize_with(found.len().max(n), Default::default);
         pool.for_chunks(&mut found[..n], 1, &|i, found| {
-            for (runs, ends) in found {
-                runs.clear();
+            for (ranges, ends) in found {
+                ranges.clear();
                 ends.clear();
-                add(i * TOKENS_PER_JOB..s.tokens.min((i + 1) * TOKENS_PER_JOB), runs, ends);
+                add(i * TOKENS_PER_JOB..s.tokens.min((i + 1) * TOKENS_PER_JOB), ranges, ends);
             }
         });
         for (some, ends) in &found[..n] {
-            first.extend(ends.iter().map(|end| runs.len() + end));
-            runs.extend_from_slice(some);
+            first.extend(ends.iter().map(|end| ranges.len() + end));
+            ranges.extend_from_slice(some);
         }
     }
 
-    pub(super) fn runs(&self, token: usize) -> &[Range<usize>] {
-        &self.runs[self.first[token]..self.first[token + 1]]
+    pub(super) fn ranges(&self, token: usize) -> &[Range<usize>] {
+        &self.ranges[self.first[token]..self.first[token + 1]]
     }
 }

@@ -31,15 +31,15 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
         return dequantize_fallback(isa, w, x, tiles, y);
     }
     let operands = TileOperands { rows: StoredRows::new(w), x, y };
-    macro_rules! run {
+    macro_rules! multiply {
         ($decoder:expr) => {
             dispatch(isa, MultiplyRows(F32Rows { decoder: $decoder, operands }, tiles))
         };
     }
     let (values, offset) = (w.values(), w.weight.offsets);
     match w.weight.format {
-        WeightFormat::F32 => run!(decode::Single),
-        WeightFormat::Fp16 => run!(decode::Half),
+        WeightFormat::F32 => multiply!(decode::Single),
+        WeightFormat::Fp16 => multiply!(decode::Half),
         WeightFormat::Lut { bits, rows_per_table } => {
             let (lut, group) = (values, Divisor::new(rows_per_table));
             let halves = match w.arithmetic {
@@ -47,31 +47,31 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
                 _ => None,
             };
             match (bits, halves) {
-                (IndexBits::One, _) => run!(decode::LutSmall::<1> { lut, group }),
-                (IndexBits::Two, _) => run!(decode::LutSmall::<2> { lut, group }),
-                (IndexBits::Three, _) => run!(decode::LutSmall::<3> { lut, group }),
-                (IndexBits::Four, _) => run!(decode::LutSmall::<4> { lut, group }),
-                (IndexBits::Six, None) => run!(decode::Lut6 { lut, group }),
-                (IndexBits::Six, Some(lut)) => run!(decode::HalfLut6 { lut, group }),
-                (IndexBits::Eight, None) => run!(decode::Lut8 { lut, group }),
-                (IndexBits::Eight, Some(lut)) => run!(decode::HalfLut8 { lut, group }),
+                (IndexBits::One, _) => multiply!(decode::LutSmall::<1> { lut, group }),
+                (IndexBits::Two, _) => multiply!(decode::LutSmall::<2> { lut, group }),
+                (IndexBits::Three, _) => multiply!(decode::LutSmall::<3> { lut, group }),
+                (IndexBits::Four, _) => multiply!(decode::LutSmall::<4> { lut, group }),
+                (IndexBits::Six, None) => multiply!(decode::Lut6 { lut, group }),
+                (IndexBits::Six, Some(lut)) => multiply!(decode::HalfLut6 { lut, group }),
+                (IndexBits::Eight, None) => multiply!(decode::Lut8 { lut, group }),
+                (IndexBits::Eight, Some(lut)) => multiply!(decode::HalfLut8 { lut, group }),
             }
         }
         WeightFormat::Mxfp4 { .. } => match w.arithmetic {
             Arithmetic::F32OfExponents(exponents) => {
-                run!(decode::Mxfp4 { exponents, blocks: w.cols / MXFP4_BLOCK })
+                multiply!(decode::Mxfp4 { exponents, blocks: w.cols / MXFP4_BLOCK })
             }
             _ => unreachable!("see `Matrix::is_read_in_place`"),
         },
         WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
             let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
             match bits {
-                IntBits::Four if block_cols == w.cols => run!(decode::Int4Rows { scales, signed }),
-                IntBits::Eight if block_cols == w.cols => run!(decode::WholeInt8Rows { scales, signed }),
-                IntBits::Four => run!(decode::Int4 { scales, signed }),
+                IntBits::Four if block_cols == w.cols => multiply!(decode::Int4Rows { scales, signed }),
+                IntBits::Eight if block_cols == w.cols => multiply!(decode::WholeInt8Rows { scales, signed }),
+                IntBits::Four => multiply!(decode::Int4 { scales, signed }),
                 IntBits::Eight => {
                     let shift = block_cols.trailing_zeros().min(BLOCK.trailing_zeros());
-                    run!(decode::Int8Blocks { scales, shift, signed })
+                    multiply!(decode::Int8Blocks { scales, shift, signed })
                 }
             }
         }

@@ -50,7 +50,7 @@ pub(super) fn multiply_rows(
     y: &OutputRows<'_>,
 ) {
     let operands = TileOperands { rows: StoredRows::new(w), x, y };
-    macro_rules! run {
+    macro_rules! multiply {
         ($decoder:expr, $rows_per_group:expr) => {{
             let (decoder, group) = ($decoder, Divisor::new($rows_per_group));
             dispatch(isa, MultiplyRows(Int8Rows { decoder, codes, group, operands }, tiles))
@@ -58,16 +58,16 @@ pub(super) fn multiply_rows(
     }
     match w.weight.format {
         WeightFormat::Lut { bits, rows_per_table: rows } => match bits {
-            IndexBits::One => run!(SmallIndex::<1>, rows),
-            IndexBits::Two => run!(SmallIndex::<2>, rows),
-            IndexBits::Three => run!(SmallIndex::<3>, rows),
-            IndexBits::Four => run!(Index4, rows),
-            IndexBits::Six => run!(Index6, rows),
-            IndexBits::Eight => run!(Index8, rows),
+            IndexBits::One => multiply!(SmallIndex::<1>, rows),
+            IndexBits::Two => multiply!(SmallIndex::<2>, rows),
+            IndexBits::Three => multiply!(SmallIndex::<3>, rows),
+            IndexBits::Four => multiply!(Index4, rows),
+            IndexBits::Six => multiply!(Index6, rows),
+            IndexBits::Eight => multiply!(Index8, rows),
         },
         WeightFormat::Int { bits, signed, block_rows: rows, .. } => match bits {
-            IntBits::Four => run!(Integer4 { sign_bit: sign_bit(bits, signed) }, rows),
-            IntBits::Eight => run!(Integer8 { sign_bit: sign_bit(bits, signed) }, rows),
+            IntBits::Four => multiply!(Integer4 { sign_bit: sign_bit(bits, signed) }, rows),
+            IntBits::Eight => multiply!(Integer8 { sign_bit: sign_bit(bits, signed) }, rows),
         },
         WeightFormat::Mxfp4 { .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
             unreachable!("a format that has codes")

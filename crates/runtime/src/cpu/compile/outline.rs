@@ -1,10 +1,10 @@
-//! Plans in functions that cannot be one plan: of runs of operations between control flow and operations whose shapes depend
+//! Plans in functions that cannot be one plan: of segments of operations between control flow and operations whose shapes depend
 //! on the contents of a value.
 //!
 //! ```text
 //! a, b, while(c, d, e, non_zero, f, g)   -->   call(a b), while(call(c d e), non_zero, call(f g))
 //! ```
-//! Each run becomes a function of its own, fused like any other. An operation `call` takes its place.
+//! Each segment becomes a function of its own, fused like any other. An operation `call` takes its place.
 
 use super::super::bindings::names;
 use super::super::ir::OutlinedPlan;
@@ -42,7 +42,7 @@ pub(super) fn needs_outlining(block: &Block) -> bool {
     })
 }
 
-/// Moves runs of operations, where `compile` makes plans of them, into functions of their own.
+/// Moves segments of operations, where `compile` makes plans of them, into functions of their own.
 pub(super) fn outline(body: &Function, compile: &CompileOutlined<'_>) -> (Function, OutlinedPlans) {
     let mut outliner = Outliner { body, compile, plans: OutlinedPlans::new() };
     let mut scope = OutlineScope::default();
@@ -86,7 +86,7 @@ impl<'a> Outliner<'a> {
         let mut uses = BTreeMap::new();
         count_uses(block, &mut uses);
         let mut operations = Vec::new();
-        let mut run: Vec<&Operation> = Vec::new();
+        let mut segment: Vec<&Operation> = Vec::new();
         for op in &block.operations {
             if is_constant(op) {
                 scope.constants.extend(op.outputs.iter().map(|o| (o.name.as_str(), op)));
@@ -95,43 +95,43 @@ impl<'a> Outliner<'a> {
                 && !matches!(op.op_type.as_str(), "read_state" | "write_state")
                 && !depends_on_values(op, &|name| scope.folded.contains(name))
             {
-                run.push(op);
+                segment.push(op);
             } else {
-                self.end(&mut run, &scope, &uses, &mut operations);
+                self.end(&mut segment, &scope, &uses, &mut operations);
                 let blocks = op.blocks.iter().map(|b| self.block(b, scope.clone())).collect();
                 operations.push(Operation { blocks, ..op.clone() });
             }
             note_constant(op, &mut scope.folded);
             scope.types.extend(op.outputs.iter().map(|o| (o.name.clone(), o.ty.clone())));
         }
-        self.end(&mut run, &scope, &uses, &mut operations);
+        self.end(&mut segment, &scope, &uses, &mut operations);
         Block { operations, ..block.clone() }
     }
 
-    /// Replaces a run of operations by a call, or keeps them where the call is not possible.
+    /// Replaces a segment of operations by a call, or keeps them where the call is not possible.
     fn end(
         &mut self,
-        run: &mut Vec<&'a Operation>,
+        segment: &mut Vec<&'a Operation>,
         scope: &OutlineScope<'a>,
         uses: &BTreeMap<&str, usize>,
         operations: &mut Vec<Operation>,
     ) {
-        let run = std::mem::take(run);
-        let call = (run.len() >= MIN_OUTLINED).then(|| self.call(&run, scope, uses)).flatten();
+        let segment = std::mem::take(segment);
+        let call = (segment.len() >= MIN_OUTLINED).then(|| self.call(&segment, scope, uses)).flatten();
         match call {
             Some(call) => operations.push(call),
-            None => operations.extend(run.into_iter().cloned()),
+            None => operations.extend(segment.into_iter().cloned()),
         }
     }
 
     fn call(
         &mut self,
-        run: &[&'a Operation],
+        segment: &[&'a Operation],
         scope: &OutlineScope<'a>,
         uses: &BTreeMap<&str, usize>,
     ) -> Option<Operation> {
         let mut outlined = OutlinedBody::default();
-        for op in run {
+        for op in segment {
             outlined.add(op, scope)?;
         }
         let mut inside = BTreeMap::new();
@@ -142,7 +142,7 @@ impl<'a> Outliner<'a> {
             uses.get(name).copied().unwrap_or(0) > inside.get(name).copied().unwrap_or(0)
         };
         let outputs: Vec<NamedType> =
-            run.iter().flat_map(|op| &op.outputs).filter(is_read).cloned().collect();
+            segment.iter().flat_map(|op| &op.outputs).filter(is_read).cloned().collect();
         if outputs.is_empty() {
             return None;
         }

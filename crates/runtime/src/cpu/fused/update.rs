@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// Slots that are tested together.
-const RUN: usize = 32;
+const TESTED: usize = 32;
 /// Slots that a thread tests in one part of a job.
 const SCANNED: usize = 256;
 /// Fewest elements of `place` that several threads test: one thread needs about 20 microseconds for them.
@@ -95,14 +95,14 @@ pub(super) fn find_changes(
         });
         return changes.retain(|c| c.slot != usize::MAX);
     }
-    // Most slots do not change; whole runs of them are skipped.
+    // Most slots do not change; groups of them are skipped.
     let mut slot = 0;
     while slot < slots {
-        if in_order && slot + RUN <= slots {
-            let stay = keeps[slot..slot + RUN].iter().fold(true, |stay, k| stay & (*k == 1.0));
-            let run = &places[slot * tokens..(slot + RUN) * tokens];
-            if stay && run.iter().fold(true, |none, p| none & (*p == 0.0)) {
-                slot += RUN;
+        if in_order && slot + TESTED <= slots {
+            let stay = keeps[slot..slot + TESTED].iter().fold(true, |stay, k| stay & (*k == 1.0));
+            let tested = &places[slot * tokens..(slot + TESTED) * tokens];
+            if stay && tested.iter().fold(true, |none, p| none & (*p == 0.0)) {
+                slot += TESTED;
                 continue;
             }
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn changes_are_found_for_any_number_of_tokens_and_any_order() {
-        let slots = SCANNED + RUN + 5;
+        let slots = SCANNED + TESTED + 5;
         for tokens in [0, 1, 2, 7] {
             let keep: Vec<_> = (0..slots).map(|s| if s % 97 == 3 { 0.5 } else { 1.0 }).collect();
             let place: Vec<_> = (0..slots * tokens).map(|i| if i % 61 == 5 { 1.0 } else { 0.0 }).collect();

@@ -5,7 +5,7 @@
 
 use super::elementwise_unary::copy;
 use super::operands::{OpContext, OpResult};
-use super::scatter_gather::copy_runs;
+use super::scatter_gather::copy_slices;
 use super::shape::{count, invalid, unsupported};
 use super::tensor_operation::filled;
 use crate::tensor::{Element, Tensor, with_elements};
@@ -42,14 +42,14 @@ pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if single && indices.len() != 1 {
         return invalid(format!("{} values of `index`, expected one", indices.len()));
     }
-    let run: usize = list.shape[1..].iter().product();
-    let from = places(indices, list.shape[0])?.into_iter().map(|i| i * run).collect::<Vec<_>>();
+    let n: usize = list.shape[1..].iter().product();
+    let from = places(indices, list.shape[0])?.into_iter().map(|i| i * n).collect::<Vec<_>>();
     let mut shape = list.shape[1..].to_vec();
     if !single {
         shape.insert(0, indices.len());
     }
     count(&shape)?;
-    copy_runs(list, &shape, run, &from, &mut out[0])
+    copy_slices(list, &shape, n, &from, &mut out[0])
 }
 
 /// Computes `list_write` and `list_scatter`; an index behind the last element makes the list longer.
@@ -62,7 +62,7 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         (false, Some((&n, element))) if n == indices.len() => element,
         _ => return invalid(format!("{} indices for a value of shape {:?}", indices.len(), value.shape)),
     };
-    let run: usize = element.iter().product();
+    let n: usize = element.iter().product();
     let needed = indices.iter().max().map_or(0, |&i| (i64::from(i) + 1).max(0) as usize);
     let to = places(indices, needed)?;
     let mut shape = vec![list.shape[0].max(needed)];
@@ -76,17 +76,17 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     } else {
         return invalid(format!("a value of shape {element:?} for elements of shape {:?}", &list.shape[1..]));
     };
-    fn write<T: Element>(y: &mut [T], old: &[T], value: &[T], run: usize, to: &[usize]) {
+    fn write<T: Element>(y: &mut [T], old: &[T], value: &[T], n: usize, to: &[usize]) {
         y[..old.len()].copy_from_slice(old);
         y[old.len()..].fill(T::default());
-        for (&i, value) in to.iter().zip(value.chunks_exact(run.max(1))) {
-            y[i * run..][..run].copy_from_slice(value);
+        for (&i, value) in to.iter().zip(value.chunks_exact(n.max(1))) {
+            y[i * n..][..n].copy_from_slice(value);
         }
     }
     with_elements!(
         F32 | I32 | Bool,
         (&list.data, &value.data),
-        |l, v| write(out[0].reset(&shape), &l[..old], v, run, &to),
+        |l, v| write(out[0].reset(&shape), &l[..old], v, n, &to),
         return unsupported("a value of another type than the list's elements")
     );
     Ok(())

@@ -39,23 +39,23 @@ fn checked_place(c: &OpContext<'_>, index: i32, n: usize) -> OpResult<Option<usi
     }
 }
 
-/// Copies runs of `run` elements, which begin at `places` of `x`, to `out`, one after the other.
-pub(super) fn copy_runs(
+/// Copies slices of `n` elements, which begin at `places` of `x`, to `out`, one after the other.
+pub(super) fn copy_slices(
     x: &Tensor,
     shape: &[usize],
-    run: usize,
+    n: usize,
     places: &[usize],
     out: &mut Tensor,
 ) -> OpResult {
-    fn runs<T: Copy>(x: &[T], run: usize, places: &[usize], out: &mut [T]) {
-        for (o, &p) in out.chunks_exact_mut(run.max(1)).zip(places) {
-            o.copy_from_slice(&x[p..p + run]);
+    fn slices<T: Copy>(x: &[T], n: usize, places: &[usize], out: &mut [T]) {
+        for (o, &p) in out.chunks_exact_mut(n.max(1)).zip(places) {
+            o.copy_from_slice(&x[p..p + n]);
         }
     }
     with_elements!(
         F32 | I32 | Bool,
         &x.data,
-        |v| runs(v, run, places, out.reset(shape)),
+        |v| slices(v, n, places, out.reset(shape)),
         return unsupported("strings")
     );
     Ok(())
@@ -72,7 +72,7 @@ pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let shape = [&x.shape[..axis], &is[batch..], &x.shape[axis + 1..]].concat();
     count(&shape)?;
     let (inner, places) = slices(c, x, axis, batch)?;
-    copy_runs(x, &shape, inner, &found(places), &mut out[0])
+    copy_slices(x, &shape, inner, &found(places), &mut out[0])
 }
 
 /// Returns the size of a slice behind `axis`, and the places of the slices that the indices name; the first `batch` axes of `x`
@@ -100,7 +100,7 @@ fn found(places: Vec<Option<usize>>) -> Vec<usize> {
 
 pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
-    copy_runs(x, indices(c)?.0, 1, &found(places_along_axis(c, x)?), &mut out[0])
+    copy_slices(x, indices(c)?.0, 1, &found(places_along_axis(c, x)?), &mut out[0])
 }
 
 /// Returns the places of the elements that indices name along an axis of `x`.
@@ -128,7 +128,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (depth, places) = places_of_tuples(c, x, batch)?;
     let shape = [&is[..is.len() - 1], &x.shape[batch + depth..]].concat();
     count(&shape)?;
-    copy_runs(x, &shape, x.shape[batch + depth..].iter().product(), &found(places), &mut out[0])
+    copy_slices(x, &shape, x.shape[batch + depth..].iter().product(), &found(places), &mut out[0])
 }
 
 /// Returns the size of tuples of indices, and the places of `x` that they name; the first `batch` axes of `x` are those of the
@@ -157,14 +157,14 @@ fn places_of_tuples(c: &OpContext<'_>, x: &Tensor, batch: usize) -> OpResult<(us
 /// Computes an element by an arithmetic mode, from the old one and its update; none for other modes.
 type UpdateArithmetic<T> = fn(&str, T, T) -> Option<T>;
 
-/// Combines runs of `run` elements of `out`, which begin at `places`, with their updates according to `mode`.
+/// Combines slices of `n` elements of `out`, which begin at `places`, with their updates according to `mode`.
 fn update_elements<T: Copy + PartialOrd>(
     out: &mut [T],
     updates: &[T],
-    (run, places): (usize, &[Option<usize>]),
+    (n, places): (usize, &[Option<usize>]),
     (mode, arithmetic): (&str, UpdateArithmetic<T>),
 ) -> OpResult {
-    for (p, updates) in places.iter().zip(updates.chunks_exact(run.max(1))) {
+    for (p, updates) in places.iter().zip(updates.chunks_exact(n.max(1))) {
         let Some(p) = *p else { continue };
         for (old, &new) in out[p..].iter_mut().zip(updates) {
             *old = match mode {
@@ -200,20 +200,20 @@ fn int_arithmetic(mode: &str, a: i32, b: i32) -> Option<i32> {
     })
 }
 
-/// Copies `data` to `out` and applies runs of `run` updates, which begin at `places`; an update without a place is left out.
-fn update_runs(c: &OpContext<'_>, run: usize, places: &[Option<usize>], out: &mut Tensor) -> OpResult {
+/// Copies `data` to `out` and applies slices of `n` updates, which begin at `places`; an update without a place is left out.
+fn update_slices(c: &OpContext<'_>, n: usize, places: &[Option<usize>], out: &mut Tensor) -> OpResult {
     let (data, updates, mode) = (c.arg("data")?, c.arg("updates")?, c.str("mode", "add")?);
-    if updates.len() != places.len() * run {
+    if updates.len() != places.len() * n {
         return invalid(format!(
             "updates of shape {:?}, expected {} elements",
             updates.shape,
-            places.len() * run
+            places.len() * n
         ));
     }
     super::elementwise_unary::copy(data, &data.shape, out);
     match (&mut out.data, &updates.data) {
-        (Data::F32(o), Data::F32(u)) => update_elements(o, u, (run, places), (mode, float_arithmetic)),
-        (Data::I32(o), Data::I32(u)) => update_elements(o, u, (run, places), (mode, int_arithmetic)),
+        (Data::F32(o), Data::F32(u)) => update_elements(o, u, (n, places), (mode, float_arithmetic)),
+        (Data::I32(o), Data::I32(u)) => update_elements(o, u, (n, places), (mode, int_arithmetic)),
         _ => unsupported("scatter of other than numbers of one type"),
     }
 }
@@ -222,17 +222,17 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let data = c.arg("data")?;
     let axis = super::shape::axis(c.int("axis", 0)?, data.rank())?;
     let (inner, places) = slices(c, data, axis, 0)?;
-    update_runs(c, inner, &places, &mut out[0])
+    update_slices(c, inner, &places, &mut out[0])
 }
 
 pub(super) fn scatter_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    update_runs(c, 1, &places_along_axis(c, c.arg("data")?)?, &mut out[0])
+    update_slices(c, 1, &places_along_axis(c, c.arg("data")?)?, &mut out[0])
 }
 
 pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let data = c.arg("data")?;
     let (depth, places) = places_of_tuples(c, data, 0)?;
-    update_runs(c, data.shape[depth..].iter().product(), &places, &mut out[0])
+    update_slices(c, data.shape[depth..].iter().product(), &places, &mut out[0])
 }
 
 #[cfg(test)]

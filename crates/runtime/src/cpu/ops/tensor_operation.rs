@@ -2,7 +2,7 @@
 
 use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
-use super::scatter_gather::copy_runs;
+use super::scatter_gather::copy_slices;
 use super::shape::{around, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Element, Tensor, with_elements};
 use anemoe_mlpackage::mil::DataType;
@@ -112,7 +112,7 @@ pub(super) fn split(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let mut shape = x.shape.clone();
         shape[axis] = *size;
         let places: Vec<usize> = (0..outer).map(|o| (o * n + from) * inner).collect();
-        copy_runs(x, &shape, size * inner, &places, out)?;
+        copy_slices(x, &shape, size * inner, &places, out)?;
         from += size;
     }
     Ok(())
@@ -360,7 +360,7 @@ pub(super) fn topk(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let (o, i) = (at / (k * inner).max(1), at % inner.max(1));
         (o * n + indices[at] as usize) * inner + i
     };
-    copy_runs(x, &shape, 1, &(0..indices.len()).map(from).collect::<Vec<_>>(), &mut out[0])?;
+    copy_slices(x, &shape, 1, &(0..indices.len()).map(from).collect::<Vec<_>>(), &mut out[0])?;
     if let Some(out) = out.get_mut(1) {
         out.reset_i32(&shape).copy_from_slice(&indices);
     }

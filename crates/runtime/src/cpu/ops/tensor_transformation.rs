@@ -3,7 +3,7 @@
 use super::super::strided::dense_strides;
 use super::elementwise_unary::copy;
 use super::operands::{OpContext, OpError, OpResult};
-use super::scatter_gather::copy_runs;
+use super::scatter_gather::copy_slices;
 use super::shape::{count, invalid, offsets};
 use super::tensor_operation::{pad, rearrange};
 use crate::tensor::{Tensor, with_elements};
@@ -182,7 +182,7 @@ fn places_of(shape: &[usize]) -> OpResult<Vec<usize>> {
 
 fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
     places_of(&s.shape)?;
-    copy_runs(x, &s.shape, 1, &offsets(&s.places, &dense_strides(&x.shape)), out)
+    copy_slices(x, &s.shape, 1, &offsets(&s.places, &dense_strides(&x.shape)), out)
 }
 
 /// Reads the positions `places` along each axis.
@@ -261,7 +261,7 @@ pub(super) fn reverse_sequence(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResul
     };
     let mut places = places_of(&x.shape)?;
     places.extend((0..x.len()).map(from));
-    copy_runs(x, &x.shape, 1, &places, &mut out[0])
+    copy_slices(x, &x.shape, 1, &places, &mut out[0])
 }
 
 pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
