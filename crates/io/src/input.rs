@@ -82,6 +82,16 @@ pub fn without_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
 
+/// Tells whether a file with this beginning is a web page: a download without a login, or of the page about a file, saves
+/// one under the file's name. Eight bytes are enough to tell.
+pub fn is_web_page(begin: &[u8]) -> bool {
+    let begin = without_mark(begin).trim_ascii_start();
+    ["<!doctype html", "<html"].into_iter().any(|page| {
+        let n = page.len().min(begin.len());
+        n >= 5 && begin[..n].eq_ignore_ascii_case(&page.as_bytes()[..n])
+    })
+}
+
 /// Reads a regular file of UTF-8 text of at most `limit` bytes, without its byte order mark.
 ///
 /// # Errors
@@ -162,6 +172,16 @@ mod tests {
         // A text about pointers is a text.
         fs::write(&path, format!("# {pointer}")).unwrap();
         assert_eq!(read_text(&path, 9999).unwrap(), format!("# {pointer}"));
+    }
+
+    #[test]
+    fn web_pages_are_known_by_their_beginning() {
+        for page in ["<!DOCTYPE html>\n", "\n<html lang", "<!docTyp", "\u{feff} <HTML>"] {
+            assert!(is_web_page(page.as_bytes()), "{page}");
+        }
+        for other in ["", "<", "<!", "{}", "<!-- html", "<htm", "<|im_start|>"] {
+            assert!(!is_web_page(other.as_bytes()), "{other}");
+        }
     }
 
     #[test]

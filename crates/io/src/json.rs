@@ -125,6 +125,9 @@ fn wanted_words(wanted: &str) -> Cow<'_, str> {
     }
 }
 
+/// Message about a web page.
+pub const WEB_PAGE: &str =
+    "this is a web page (HTML), not the file; a download without a login saves such a page";
 /// Most bytes of a parsed form, however short its text.
 const SMALL_FORM: u64 = 64 << 20;
 /// Most bytes of a parsed form for each byte of its text. Documents as people and programs write them take 5 to 12; a
@@ -155,6 +158,11 @@ pub fn form_limit(text_bytes: u64) -> u64 {
 /// Fails like [`parse`].
 pub fn parse_within<T: DeserializeOwned>(text: &[u8], left: &mut u64) -> Result<T, JsonError> {
     let text = crate::without_mark(text);
+    let is_empty = text.trim_ascii().is_empty();
+    if is_empty || crate::is_web_page(text) {
+        let what = if is_empty { "the text is empty" } else { WEB_PAGE };
+        return Err(JsonError { what: what.into(), column: 0, is_eof: is_empty });
+    }
     let budget = Cell::new(*left);
     let mut reader = serde_json::Deserializer::from_slice(text);
     UniqueKeys(&budget).deserialize(&mut reader)?;
@@ -318,12 +326,16 @@ mod tests {
             r#"{"a" 1}"#,
             "[1, 2",
             "1e999",
-            "",
         ] {
             let (ours, library) = (parse::<Value>(text.as_bytes()), serde_json::from_str::<Value>(text));
             assert_eq!(ours.map_err(|e| e.to_string()), library.map_err(|e| e.to_string()), "{text}");
         }
         assert!(parse::<Value>("[".repeat(100_000).as_bytes()).is_err());
+        let wrong = |text: &str| parse::<Value>(text.as_bytes()).unwrap_err();
+        for empty in ["", " \n", "\u{feff}"] {
+            assert!(wrong(empty).to_string() == "the text is empty" && wrong(empty).is_eof());
+        }
+        assert!(wrong("\n<!doctype HTML><html>").to_string().starts_with("this is a web page (HTML)"));
         assert_eq!(parse::<u8>("\u{feff}7".as_bytes()).unwrap(), 7);
         assert!(parse::<u8>("\u{feff}\u{feff}7".as_bytes()).is_err());
     }

@@ -43,7 +43,7 @@ pub mod words;
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
 pub use hex::hex;
-pub use input::{open_input, open_regular, read_input, read_text, without_mark};
+pub use input::{is_web_page, open_input, open_regular, read_input, read_text, without_mark};
 pub use locked::locked;
 pub use output::Output;
 pub use owned::OwnedDir;

@@ -37,10 +37,11 @@ use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::GateText;
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
-use anemoe_io::{Error, locked};
+use anemoe_io::{Error, json, locked};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
+use serde::de::IgnoredAny;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -154,6 +155,7 @@ impl Command for Args {
         let options = PlanArgs { calibration, ..self.options.clone() };
         let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
+        check_side_files(&family.checked_checkpoint().checkpoint)?;
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
         let drafter = self
@@ -433,6 +435,21 @@ fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyh
     let own = parts.iter().find(|p| Some(p.part) == part);
     let own = own.with_context(|| format!("{}: the part is not there any more", bundle.display()))?;
     Ok(push_part(bundle, store, own, &options)?)
+}
+
+/// Checks that the files beside the weights are what their names say, so that no bundle gets an empty file or a web page.
+fn check_side_files(checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    for (name, file) in checkpoint.side_files()? {
+        let text = file.read()?;
+        let wrong = match name.ends_with(".json") {
+            true => json::parse_large::<IgnoredAny>(&text).err().map(|e| format!("JSON: {e}")),
+            false => anemoe_io::is_web_page(&text).then(|| format!("template: {}", json::WEB_PAGE)),
+        };
+        if let Some(what) = wrong {
+            return Err(Error::invalid(checkpoint.path.join(name), what).into());
+        }
+    }
+    Ok(())
 }
 
 /// Returns the checkpoint's origin in a form that another process can open: the pinned name of the hub, or the absolute path.

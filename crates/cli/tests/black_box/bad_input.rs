@@ -46,6 +46,16 @@ fn damaged_checkpoints() {
     for file in ["generation_config.json", "config.json", "model.safetensors.index.json"] {
         damaged(&|m| write(m, file, twice), &[file, says]);
     }
+    // What a download leaves behind that failed.
+    let page = b"<!DOCTYPE html><html><title>Sign in</title></html>";
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        damaged(&|m| write(m, file, b""), &[file, "invalid JSON: the text is empty"]);
+        damaged(&|m| write(m, file, page), &[file, "invalid JSON: this is a web page (HTML)"]);
+    }
+    for file in ["model.safetensors", "model.safetensors.index.json", "chat_template.jinja"] {
+        damaged(&|m| write(m, file, page), &[file, "this is a web page (HTML)"]);
+    }
+    damaged(&|m| write(m, "model.safetensors", b""), &["model.safetensors", "the file has 0 bytes"]);
     let (model, out) = (copied("tiny-gemma4-moe"), folder().join("out.anemoe"));
     fs::remove_file(model.join("model-00002-of-00002.safetensors")).unwrap();
     refused(format!("build {model} -o {out}"), &["model-00002-of-00002.safetensors"]);

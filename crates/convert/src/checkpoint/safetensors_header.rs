@@ -65,6 +65,9 @@ pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, Refused
             "safetensors header: the file has {file_bytes} bytes, expected at least {LENGTH_BYTES}"
         ));
     };
+    if anemoe_io::is_web_page(first) {
+        return invalid(format!("safetensors header: {}", anemoe_io::json::WEB_PAGE));
+    }
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
         return invalid(format!(
@@ -251,6 +254,7 @@ mod tests {
         assert!(err(&[]).contains("the file has 0 bytes"));
         assert!(err(&[1; 7]).contains("the file has 7 bytes"));
         assert!(err(&100u64.to_le_bytes()).contains("only 0 follow"));
+        assert!(err(b"<!DOCTYPE html><html></html>").contains("header: this is a web page (HTML)"));
     }
 
     #[test]
