@@ -20,8 +20,7 @@ const WINDOW: usize = 96;
 
 /// Returns the id of the token that starts a text; none if the configuration names none.
 pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
-    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
-    text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok())
+    anemoe_convert::models::describe(checkpoint).ok()?.bos
 }
 
 /// Opens the tokenizer of a checkpoint, from the file beside the weights or from inside the weight file (GGUF).

@@ -239,7 +239,8 @@ pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<
         if name == GENERATION {
             SamplingDefaults::parse(&value).map_err(invalid)?;
             let known = &chain.model.eos_token_ids;
-            if let Some(id) = token_ids(value.get("eos_token_id")).iter().find(|id| !known.contains(id)) {
+            let ends = token_ids(value.get("eos_token_id"), chain.model.vocab_size);
+            if let Some(id) = ends.iter().find(|id| !known.contains(id)) {
                 let what = format!(
                     "eos_token_id: {id} ends a text here, and chain.json, which decides, has {known:?}"
                 );

@@ -56,7 +56,7 @@ impl Family {
     /// # Errors
     /// A tensor is missing, superfluous or of another shape.
     pub(super) fn new(mut decoder: Decoder, checked: CheckedCheckpoint, remarks: Remarks) -> Family {
-        decoder.eos = eos_token_ids(&checked.checkpoint, &decoder.eos);
+        decoder.eos = eos_token_ids(&checked.checkpoint, &decoder.eos, decoder.vocab);
         let mut rows = vec![BTreeMap::new(); decoder.layers.len()];
         for row in decoder.tensors() {
             if let Some(own) = row.layer.and_then(|l| rows.get_mut(l)) {

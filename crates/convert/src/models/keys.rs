@@ -221,21 +221,21 @@ impl<'a> Keys<'a> {
         Ok(Some(n as f32))
     }
 
-    /// Returns one token id or a list of them; empty where the key is missing.
+    /// Returns one token id or a list of them, without ids outside the vocabulary, which no text has: configurations write
+    /// -1 for no token, or keep the ids of a larger vocabulary. Empty where the key is missing.
     ///
     /// # Errors
-    /// An element is no id below `vocab_size`.
+    /// An element is no number.
     pub fn tokens(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
         let ids = match self.get(key) {
             None => &[],
             Some(Value::Array(list)) => list.as_slice(),
             Some(one) => std::slice::from_ref(one),
         };
-        let id = |v: &Value| match v.as_u64().and_then(|n| u32::try_from(n).ok()) {
-            Some(id) if (id as usize) < vocab_size => Ok(id),
-            _ => Err(self.invalid(format!("`{key}` has {v}, expected token ids below {vocab_size}"))),
-        };
-        ids.iter().map(id).collect()
+        match ids.iter().find(|v| !v.is_number() && !v.is_null()) {
+            None => Ok(token_ids(Some(&Value::from(ids)), vocab_size)),
+            Some(v) => Err(self.invalid(format!("`{key}` has {v}, expected token ids"))),
+        }
     }
 
     /// Refuses values that change the computation in ways that are not implemented.
@@ -258,10 +258,11 @@ impl<'a> Keys<'a> {
 }
 
 /// Returns the tokens that end a text: those of the generation configuration, of the configuration, then `own`.
-pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
+pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32], vocab_size: usize) -> Vec<u32> {
     let generation = checkpoint.generation_config.as_ref().and_then(|g| g.get("eos_token_id"));
-    let mut ids = token_ids(generation);
-    for id in token_ids(checkpoint.config.get("eos_token_id")).into_iter().chain(own.iter().copied()) {
+    let mut ids = token_ids(generation, vocab_size);
+    let more = token_ids(checkpoint.config.get("eos_token_id"), vocab_size);
+    for id in more.into_iter().chain(own.iter().copied()) {
         if !ids.contains(&id) {
             ids.push(id);
         }
@@ -269,9 +270,9 @@ pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
     ids
 }
 
-/// Reads one token id or a list of them; leaves out what is no id.
-pub fn token_ids(value: Option<&Value>) -> Vec<u32> {
-    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+/// Reads one token id or a list of them; leaves out what is no id below `vocab_size`.
+pub fn token_ids(value: Option<&Value>, vocab_size: usize) -> Vec<u32> {
+    let id = |v: &Value| v.as_u64().filter(|n| *n < vocab_size as u64).and_then(|n| u32::try_from(n).ok());
     match value {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
         Some(one) => id(one).into_iter().collect(),

@@ -94,7 +94,7 @@ fn features_that_are_not_implemented_are_named() {
         ("llama-3.2-1b", "hidden_act", json!("gelu")),
         ("llama-3.2-1b", "mlp_bias", json!(true)),
         ("llama-3.2-1b", "layer_types", json!(vec!["chunked_attention"; 16])),
-        ("llama-3.2-1b", "rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0})),
+        ("llama-3.2-1b", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
         ("olmoe-1b-7b", "clip_qkv", json!(8.0)),
         ("gemma3-1b", "attn_logit_softcapping", json!(50.0)),
         ("gemma3-1b", "hidden_activation", json!("silu")),
@@ -230,13 +230,12 @@ fn impossible_values_are_refused_or_harmless() {
         ("gemma4-26b-a4b", "rms_norm_eps", json!(0.5)),
         ("gemma4-26b-a4b", "final_logit_softcapping", json!(1e300)),
         ("gemma4-26b-a4b", "head_dim", json!(255)),
-        ("gemma4-26b-a4b", "bos_token_id", json!(262_144)),
-        ("gemma4-26b-a4b", "eos_token_id", json!([1, -1])),
+        ("gemma4-26b-a4b", "bos_token_id", json!("<bos>")),
+        ("gemma4-26b-a4b", "eos_token_id", json!([1, {}])),
         ("gemma4-26b-a4b", "per_layer_config", json!({"30": {}})),
         ("gemma4-26b-a4b", "per_layer_config", json!({"05": {}})),
         ("zaya1-8b", "num_hidden_layers", json!(41)),
         ("zaya1-8b", "num_attention_heads", json!(7)),
-        ("zaya1-8b", "eos_token_id", json!(262_272)),
         (
             "zaya1-8b",
             "rope_parameters",
@@ -252,6 +251,24 @@ fn impossible_values_are_refused_or_harmless() {
         // A number of layers, heads or experts is wrong beside another key, which may be the one that is named.
         let named = ["layer_types", "heads", "head_dim", "num_experts", key];
         assert!(named.iter().any(|n| error.contains(n)), "{model} {key}: {error}");
+    }
+}
+
+#[test]
+fn ids_outside_the_vocabulary_stand_for_no_token() {
+    let mut config = config("llama-3.2-1b");
+    for (given, bos, eos) in [
+        (json!(5), Some(5), vec![5]),
+        (json!(-1), None, vec![]),
+        (json!(128_256), None, vec![]),
+        (json!(u64::MAX), None, vec![]),
+        (json!([128_256, null, 7, -1, 8]), Some(7), vec![7, 8]),
+        (json!([]), None, vec![]),
+    ] {
+        text(&mut config).insert("bos_token_id".into(), given.clone());
+        text(&mut config).insert("eos_token_id".into(), given);
+        let found = parsed(&config).unwrap();
+        assert_eq!((found.bos, found.eos), (bos, eos), "{config}");
     }
 }
 

@@ -79,7 +79,7 @@ pub fn config(s: &StatedModel<'_>) -> Result<Map<String, Value>> {
     };
     let missing = || Error::invalid(s.m.path, "checkpoint: tensor `token_embd.weight` is missing");
     c.insert("vocab_size".into(), json!(vocab_size.ok_or_else(missing)?));
-    if let Some(bos) = s.m.unsigned("tokenizer.ggml.bos_token_id")? {
+    if let Some(bos) = s.m.special_token("bos")? {
         c.insert("bos_token_id".into(), json!(bos));
     }
     let eos = end_tokens(s.m)?;

@@ -22,7 +22,7 @@ const ENDS: [&str; 10] = [
 pub fn end_tokens(m: Metadata<'_>) -> Result<Vec<u64>> {
     let mut ids = Vec::new();
     for name in ["eos", "eot", "eom"] {
-        ids.extend(m.unsigned(&format!("tokenizer.ggml.{name}_token_id"))?);
+        ids.extend(m.special_token(name)?);
     }
     // Files often name only the text's end; runtimes know the other tokens by their text.
     if let Some(tokens) = m.texts("tokenizer.ggml.tokens")? {
@@ -128,7 +128,7 @@ pub fn generation_config(m: Metadata<'_>) -> Result<Option<Value>> {
         return Ok(None);
     }
     for (name, key) in [("bos_token_id", "bos"), ("pad_token_id", "padding")] {
-        if let Some(id) = m.unsigned(&format!("tokenizer.ggml.{key}_token_id"))? {
+        if let Some(id) = m.special_token(key)? {
             c.insert(name.into(), json!(id));
         }
     }

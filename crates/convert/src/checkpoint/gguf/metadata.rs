@@ -55,6 +55,17 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// Reads the id of the token with a role, for instance `bos`; none where it is outside the vocabulary: negative
+    /// numbers, and those with all bits set, stand for no token.
+    pub fn special_token(&self, role: &str) -> Result<Option<u64>> {
+        let key = format!("tokenizer.ggml.{role}_token_id");
+        let count = self.array_len(TOKENS).unwrap_or(u64::MAX);
+        match self.scalar(&key).and_then(|v| integer(v.kind, self.bytes(v))) {
+            Some(id) => Ok(id.ok().filter(|id| *id < count)),
+            None => self.unsigned(&key),
+        }
+    }
+
     /// Reads a finite floating-point number.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };

@@ -92,15 +92,10 @@ impl<'a> Vocabulary<'a> {
         let Some(tokens) = m.texts(TOKENS)? else { return Ok(None) };
         let model = TokenizerModel::read(m)?;
         let is_scores = matches!(model, TokenizerModel::Scores);
-        let id = |name: &str, default: Option<u64>| {
-            let key = format!("tokenizer.ggml.{name}_token_id");
-            match m.unsigned(&key)? {
-                Some(id) if id >= tokens.len() as u64 => {
-                    Err(m.invalid(&key, format!("is {id} of {} tokens", tokens.len())))
-                }
-                None => Ok(default.filter(|id| is_scores && *id < tokens.len() as u64)),
-                id => Ok(id),
-            }
+        // llama.cpp takes the default for an id outside the vocabulary, too.
+        let id = |role: &str, default: Option<u64>| -> Result<_> {
+            let default = default.filter(|id| is_scores && *id < tokens.len() as u64);
+            Ok(m.special_token(role)?.or(default))
         };
         // The defaults are those of SentencePiece.
         let (unknown, bos, eos) = (id("unknown", Some(0))?, id("bos", Some(1))?, id("eos", Some(2))?);

@@ -319,12 +319,17 @@ fn lists_of_other_lengths() {
 }
 
 #[test]
-fn ids_that_are_no_tokens() {
-    for key in ["bos", "eos", "unknown", "padding"] {
-        let said = error(&byte_level_file("smollm", &[], &[]), &|g| {
-            g.u32(&format!("tokenizer.ggml.{key}_token_id"), 256);
-        });
-        assert!(said.contains(&format!("`tokenizer.ggml.{key}_token_id` is 256 of 256 tokens")), "{said}");
+fn ids_outside_the_vocabulary_stand_for_no_token() {
+    let plain = made(&byte_level_file("smollm", &[], &[]));
+    for role in ["bos", "eos", "unknown", "padding"] {
+        let key = format!("tokenizer.ggml.{role}_token_id");
+        for (kind, value) in [(4, 256u32), (4, u32::MAX), (5, -1i32 as u32)] {
+            let mut g = byte_level_file("smollm", &[], &[]);
+            g.raw(&key, kind, &value.to_le_bytes());
+            assert_eq!(made(&g), plain, "{role} {value}");
+        }
+        let said = error(&byte_level_file("smollm", &[], &[]), &|g| g.text(&key, "x"));
+        assert!(said.contains(&format!("`{key}` is of type string, expected an integer")), "{said}");
     }
 }
 
