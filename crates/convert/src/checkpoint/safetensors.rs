@@ -8,6 +8,7 @@ use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -86,16 +87,22 @@ impl Folder {
             let path = folder.join(name);
             let (file, tensors) = match elsewhere.get(name) {
                 Some(file) => read_header_elsewhere(&path, file)?,
+                None if index.is_some() && path.symlink_metadata().is_err() => {
+                    let what = format!("no such file; by the index it holds tensor `{}` and more", tensor());
+                    return Err(Error::io(&path, io::Error::new(io::ErrorKind::NotFound, what)));
+                }
                 None => map(&path)?,
             };
             for (info, start) in tensors {
-                if let Some(index) = &index
-                    && index.get(&info.name) != Some(name)
-                {
-                    return Err(Error::invalid(
-                        &path,
-                        format!("tensor `{}`: the index does not place it here", info.name),
-                    ));
+                // A tensor that the index leaves out is read, as in transformers.
+                let place = index.as_ref().and_then(|index| index.get(&info.name));
+                if let Some(other) = place.filter(|place| *place != name) {
+                    let what = format!("tensor `{}`: the index places it in {other}, not here", info.name);
+                    return Err(Error::invalid(&path, what));
+                }
+                if let Some((before, ..)) = found.get(&info.name) {
+                    let what = format!("tensor `{}`: it is in {} too", info.name, before.file.display());
+                    return Err(Error::invalid(&path, what));
                 }
                 found.insert(info.name.clone(), (info, files.len(), start));
             }
@@ -379,7 +386,8 @@ mod tests {
     fn an_index_that_names_a_missing_file() {
         let e = Example::new();
         std::fs::remove_file(e.at("two.safetensors")).unwrap();
-        assert!(e.refused().contains("two.safetensors"));
+        let said = e.refused();
+        assert!(said.contains("two.safetensors: no such file; by the index it holds tensor `b`"), "{said}");
         std::fs::create_dir(e.at("two.safetensors")).unwrap();
         assert!(e.refused().contains("two.safetensors"));
     }
@@ -392,17 +400,43 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_the_index_does_not_have() {
+    fn a_tensor_that_the_index_does_not_have_is_read() {
         let e = Example::new();
-        e.index(r#"{"a":"one.safetensors","c":"two.safetensors"}"#);
-        assert!(e.refused().contains("tensor `b`: the index does not place it here"));
+        e.write("one.safetensors", "b", &[1.0]);
+        e.index(r#"{"b":"one.safetensors"}"#);
+        let names = |e: &Example| {
+            let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
+            folder.tensors().iter().map(|t| t.name.clone()).collect::<Vec<_>>()
+        };
+        // A file that the index does not name is no part of the checkpoint.
+        assert_eq!(names(&e), ["b"]);
+        let view = || TensorView::new(safetensors::Dtype::U8, vec![4], &[0; 4]).unwrap();
+        let file = safetensors::serialize([("b", view()), ("c", view())], None).unwrap();
+        std::fs::write(e.at("one.safetensors"), file).unwrap();
+        assert_eq!(names(&e), ["b", "c"]);
+        e.write("two.safetensors", "c", &[1.0]);
+        e.index(r#"{"b":"one.safetensors","c":"two.safetensors"}"#);
+        assert!(e.refused().contains("one.safetensors: invalid tensor `c`: the index places it in two"));
+        e.index(r#"{"b":"one.safetensors"}"#);
+        assert_eq!(names(&e), ["b", "c"]);
+    }
+
+    #[test]
+    fn a_size_of_the_index_is_not_looked_at() {
+        let e = Example::new();
+        let map = r#"{"a":"one.safetensors","b":"two.safetensors"}"#;
+        for metadata in [r#"{"total_size":7}"#, r#"{"total_size":"x","total_parameters":-1}"#, "null", "{}"] {
+            std::fs::write(e.at(INDEX), format!(r#"{{"metadata":{metadata},"weight_map":{map}}}"#)).unwrap();
+            assert!(Folder::open(e.0.path(), &RangedFiles::new()).is_ok(), "{metadata}");
+        }
     }
 
     #[test]
     fn a_tensor_in_two_files() {
         let e = Example::new();
         e.write("two.safetensors", "a", &[0.0]);
-        assert!(e.refused().contains("tensor `a`: the index does not place it here"));
+        let says = "two.safetensors: invalid tensor `a`: the index places it in one.safetensors, not here";
+        assert!(e.refused().contains(says), "{}", e.refused());
     }
 
     #[test]
