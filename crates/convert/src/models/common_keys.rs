@@ -8,7 +8,7 @@ use crate::Result;
 use crate::plan::PartKinds;
 use crate::quant::Quant;
 use anemoe_bundle::{IndexBits, Rope};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Name of the rope and the cache of layers that attend to all positions.
 pub const FULL: &str = "full";
@@ -20,6 +20,9 @@ pub const FULL_ATTENTION: &str = "full_attention";
 pub const SLIDING_ATTENTION: &str = "sliding_attention";
 /// Prefix of the tensors of a model without other modalities.
 pub const PREFIXES: &[&str] = &["model."];
+
+/// Names of SiLU in `hidden_act`.
+pub const SILU: [&str; 2] = ["silu", "swish"];
 
 /// Kinds for models that were not measured: attention and head get more bits, since they are a small part of an
 /// MoE model.
@@ -147,6 +150,6 @@ pub fn windows(k: Keys<'_>, is_sliding: impl Fn(usize) -> bool) -> Result<Vec<Op
 /// # Errors
 /// A key asks for something else.
 pub fn expect_silu(k: Keys<'_>) -> Result<()> {
-    k.expect("hidden_act", &[json!("silu")])?;
+    k.expect("hidden_act", &SILU.map(Value::from))?;
     k.expect("mlp_bias", &[json!(false)])
 }

@@ -1,7 +1,7 @@
 //! gpt-oss: sinks in the softmax, biases everywhere, every second layer with a window, a clamped gate (`model_type`
 //! gpt_oss).
 
-use super::common_keys::{attention, decoder, windows};
+use super::common_keys::{SILU, attention, decoder, windows};
 use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, QkvProjection, RouterKind, ValueSource};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
@@ -19,7 +19,7 @@ const NAMES: &[(&str, &str)] =
 /// # Errors
 /// A key is missing or has an impossible value, or a feature is not implemented.
 pub fn parse(k: Keys<'_>) -> Result<Decoder> {
-    k.expect("hidden_act", &[json!("silu")])?;
+    k.expect("hidden_act", &SILU.map(Value::from))?;
     let bias = k.flag("attention_bias", true)?;
     let (count, active) = (k.size("num_local_experts")?, k.size("num_experts_per_tok")?);
     k.check_experts(count, active)?;

@@ -82,13 +82,24 @@ impl<'a> RopeKeys<'a> {
         };
         let keys: &[&str] = match kind {
             "default" | "proportional" => &[],
-            "linear" => &["factor"],
+            // `dynamic` scales nothing up to `max_position_embeddings`, and no bundle goes farther.
+            "linear" | "dynamic" => &["factor"],
             "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
-            "yarn" => &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate"],
+            "yarn" => &[
+                "factor",
+                "beta_fast",
+                "beta_slow",
+                "attention_factor",
+                "mscale",
+                "mscale_all_dim",
+                "truncate",
+                "finetuned",
+            ],
             "divisors" => &["divisors"],
             _ => {
                 return Err(k.unsupported(format!(
-                    "{} is {kind}; implemented are default, linear, llama3, yarn, proportional and divisors",
+                    "{} is {kind}; implemented are default, linear, dynamic, llama3, yarn, proportional and \
+                     divisors",
                     named("rope_type")
                 )));
             }
@@ -141,7 +152,7 @@ impl<'a> RopeKeys<'a> {
                 }
             }
             "yarn" => {
-                let by = needed("factor")?;
+                let by = number("factor")?.unwrap_or(self.positions as f64 / trained);
                 let betas = ["beta_fast", "beta_slow"].map(&number);
                 let [fast, slow] = betas;
                 let (fast, slow) = (fast?.unwrap_or(YARN_BETAS[0]), slow?.unwrap_or(YARN_BETAS[1]));
@@ -157,7 +168,15 @@ impl<'a> RopeKeys<'a> {
                     let slowed = ((c as f64 - low) / span).clamp(0.0, 1.0);
                     *f = slowed * *f / by + (1.0 - slowed) * *f;
                 }
-                let length = if by > 1.0 { 0.1 * by.ln() + 1.0 } else { 1.0 };
+                let scaled = |by_log: f64| if by > 1.0 { 0.1 * by_log * by.ln() + 1.0 } else { 1.0 };
+                // 0 is as good as absent.
+                let mscale = |key: &str| {
+                    if own(key).and_then(Value::as_f64) == Some(0.0) { Ok(None) } else { number(key) }
+                };
+                let length = match (mscale("mscale")?, mscale("mscale_all_dim")?) {
+                    (Some(one), Some(all)) => scaled(one) / scaled(all),
+                    _ => scaled(1.0),
+                };
                 let length = number("attention_factor")?.unwrap_or(length);
                 factor = length * length;
             }
@@ -233,10 +252,48 @@ mod tests {
         assert_eq!(yarn.rope.inv_freq[31], 15e4f64.powf(-62.0 / 64.0) / 32.0);
     }
 
+    /// Checks against the formulas of transformers 5.24: `0.1 mscale ln(factor) + 1`, or the quotient of two of them.
+    #[test]
+    fn lengths_of_yarn_are_those_of_transformers() {
+        let plain = json!({"type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 128,
+            "finetuned": true});
+        let length = |more: &Value| {
+            let mut rope = plain.clone();
+            rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            parse(&config(rope), 64).unwrap().factor.sqrt()
+        };
+        for (more, expected) in [
+            (json!({}), 1.3688879454113936),
+            (json!({"mscale": 1.0}), 1.3688879454113936),
+            (json!({"mscale": 1.0, "mscale_all_dim": 0}), 1.3688879454113936),
+            (json!({"mscale": 1.0, "mscale_all_dim": 1.0}), 1.0),
+            (json!({"mscale": 1.0, "mscale_all_dim": 0.707}), 1.0857263992561355),
+            (json!({"mscale": 1.0, "mscale_all_dim": 0.707, "attention_factor": 1.5}), 1.5),
+            // 512 positions over 128.
+            (json!({"factor": null}), 1.138629436111989),
+        ] {
+            assert!((length(&more) - expected).abs() < 1e-12, "{more}");
+        }
+    }
+
+    #[test]
+    fn a_dynamic_rope_scales_nothing_up_to_the_models_positions() {
+        let rope = |kind: &str| {
+            parse(&config(json!({"rope_type": kind, "rope_theta": 1e4, "factor": 4.0})), 64).unwrap().rope
+        };
+        let plain = parse(&config(json!({"rope_theta": 1e4})), 64).unwrap().rope;
+        assert_eq!(rope("dynamic").inv_freq, plain.inv_freq);
+        assert_ne!(rope("linear").inv_freq, plain.inv_freq);
+    }
+
     #[test]
     fn ropes_that_are_not_known_or_impossible_are_named() {
         for (rope, says) in [
             (json!({"rope_type": "longrope", "rope_theta": 1e4}), "longrope"),
+            (
+                json!({"type": "su", "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [2.0]}),
+                "is su; implemented are",
+            ),
             (
                 json!({"rope_type": "default", "rope_theta": 1e4, "mscale": 2.0}),
                 "`rope_parameters.mscale` is 2.0; implemented of the type default: no key of its own",

@@ -6,7 +6,7 @@ mod legacy;
 pub use legacy::normalize_layout;
 
 use super::checked::CheckedCheckpoint;
-use super::common_keys::{decoder, rope};
+use super::common_keys::{SILU, decoder, rope};
 use super::decoder::Preset;
 use super::decoder::{Attention, Decoder, ExpertLayer, Layer, QkvProjection, Residual, RouterKind};
 use super::keys::Keys;
@@ -63,7 +63,7 @@ pub fn parse(k: Keys<'_>, skip: ZayaSkip) -> Result<Decoder> {
     k.expect("tie_word_embeddings", &[json!(true)])?;
     k.expect("attention_bias", &[json!(false)])?;
     k.expect("lm_head_bias", &[json!(false)])?;
-    k.expect("hidden_act", &[json!("silu")])?;
+    k.expect("hidden_act", &SILU.map(Value::from))?;
     k.expect("num_experts_per_tok", &[json!(1)])?;
     k.expect("sliding_window", &[])?;
     for kernel in ["cca_time0", "cca_time1"] {
