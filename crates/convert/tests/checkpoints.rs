@@ -2,6 +2,7 @@
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
+use anemoe_convert::plan::PlanOptions;
 use anemoe_io::{Error, Kind};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -217,8 +218,37 @@ fn tensors_that_text_does_not_need_are_skipped() {
         "model.embed_audio.weight",
         "model.multi_modal_projector.weight",
         "lm_head.weight",
+        "score.weight",
+        "mtp.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.inv_freq",
     ] {
         open(Copy::new().with_tensor(name).0.path()).unwrap();
+    }
+    let copy = Copy::new().with_tensor("score.weight").with_tensor("score.bias");
+    let family = models::open(models::load(copy.0.path()).unwrap()).unwrap();
+    let facts = family.plan(&PlanOptions::default()).unwrap().facts;
+    let says = "`score.bias` and 1 more: left out, since generating text does not need it";
+    assert!(facts.iter().any(|fact| fact == says), "{facts:?}");
+}
+
+#[test]
+fn names_without_a_prefix_are_those_of_a_model_without_a_head() {
+    let weight = |checkpoint: Checkpoint, name: &str| {
+        let mut out = [0f32; 8];
+        checkpoint.source.read(name, 0..8, &mut out).unwrap();
+        out
+    };
+    for folder in ["tiny-llama", "tiny-gemma3", "tiny-gemma4-moe-text", "tiny-qwen3-moe"] {
+        let folder = format!("fixtures/{folder}");
+        let copy = Copy::of(&folder).header(|header, _| {
+            for (name, entry) in std::mem::take(header) {
+                header.insert(name.strip_prefix("model.").unwrap_or(&name).into(), entry);
+            }
+        });
+        open(copy.0.path()).unwrap();
+        let (base, original) = (models::load(copy.0.path()), models::load(repository(&folder)));
+        assert_eq!(weight(base.unwrap(), "norm.weight"), weight(original.unwrap(), "model.norm.weight"));
     }
 }
 

@@ -119,30 +119,60 @@ impl CheckedCheckpoint {
         Error::invalid(file, format!("tensor `{tensor}`: {what}"))
     }
 
+    /// Returns a remark on the tensors for other modalities and tasks; none where there are none.
+    pub fn remark_on_others(&self) -> Option<String> {
+        let all: Vec<&str> = self.checkpoint.source.tensors().iter().map(|t| t.name.as_str()).collect();
+        let others: Vec<&str> = all.into_iter().filter(|name| is_of_other(name)).collect();
+        let first = others.first()?;
+        let more = match others.len() - 1 {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        Some(format!("`{}`{more}: left out, since generating text does not need it", first.escape_debug()))
+    }
+
     /// Returns the part of the model of every tensor, by its full name.
     pub fn parts(&self) -> &BTreeMap<String, ModelPart> {
         &self.parts
     }
 }
 
-/// Tells whether text does not need a tensor that is not in its table: it is of another modality, a copy of a tied
-/// embedding, computed from the configuration, or a scale of keys and values in FP8, which stay floats here.
+/// Beginnings of the names of tensors for other modalities, other tasks, and predictions of several tokens at once,
+/// behind `model.` or without it.
+const OTHER: [&str; 17] = [
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+    "multi_modal_projector.",
+    "score.",
+    "classifier.",
+    "qa_outputs.",
+    "v_head.",
+    "mtp.",
+    "mtp_layers.",
+    "mtp_emb_norm.",
+    "mtp_hidden_norm.",
+    "mtp_token_norm.",
+    "mtp_final_norm.",
+];
+
+/// Tells whether text does not need a tensor that is not in its table: it is of another modality or task, a copy of a
+/// tied embedding, computed from the configuration, or a scale of keys and values in FP8, which stay floats here.
 pub fn is_unneeded(name: &str) -> bool {
-    const OTHER: [&str; 8] = [
-        "model.vision_tower.",
-        "vision_tower.",
-        "model.embed_vision.",
-        "model.audio_tower.",
-        "model.embed_audio.",
-        "model.multi_modal_projector.",
-        "multi_modal_projector.",
-        "language_model.lm_head.",
-    ];
     const ENDINGS: [&str; 6] =
-        [".rotary_emb.inv_freq", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", "_proj.output_scale"];
+        ["rotary_emb.inv_freq", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", "_proj.output_scale"];
     name == HEAD
-        || OTHER.iter().any(|p| name.starts_with(p))
+        || name.starts_with("language_model.lm_head.")
+        || is_of_other(name)
         || ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+fn is_of_other(name: &str) -> bool {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    OTHER.iter().any(|p| name.starts_with(p))
 }
 
 /// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`.
@@ -166,17 +196,26 @@ mod tests {
     use super::is_unneeded;
 
     #[test]
-    fn scales_of_caches_and_other_modalities_are_not_needed() {
+    fn scales_of_caches_and_other_modalities_and_tasks_are_not_needed() {
         for layer in
             ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale", "attn.kv_scale", "k_proj.output_scale"]
         {
             assert!(is_unneeded(&format!("model.layers.0.self_attn.{layer}")), "{layer}");
         }
-        assert!(is_unneeded("vision_tower.x") && is_unneeded("lm_head.weight"));
+        for name in [
+            "vision_tower.x",
+            "model.visual.x",
+            "lm_head.weight",
+            "score.weight",
+            "rotary_emb.inv_freq",
+            "mtp.fc.weight",
+        ] {
+            assert!(is_unneeded(name), "{name}");
+        }
         for name in [
             "model.layers.0.self_attn.q_proj.lora_A.weight",
             "model.layers.0.self_attn.q_proj.bias",
-            "score.weight",
+            "model.layers.0.score.weight",
         ] {
             assert!(!is_unneeded(name), "{name}");
         }

@@ -18,8 +18,9 @@ pub const SLIDING: &str = "sliding";
 pub const FULL_ATTENTION: &str = "full_attention";
 /// Type of a layer that attends to a window.
 pub const SLIDING_ATTENTION: &str = "sliding_attention";
-/// Prefix of the tensors of a model without other modalities.
-pub const PREFIXES: &[&str] = &["model."];
+/// Prefixes of the text model's tensors: alone, beside images in two layouts, and both saved from the base model.
+pub const PREFIXES: &[&str] =
+    &["model.", "model.language_model.", "language_model.model.", "language_model.", ""];
 
 /// Names of SiLU in `hidden_act`.
 pub const SILU: [&str; 2] = ["silu", "swish"];

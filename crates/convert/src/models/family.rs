@@ -184,6 +184,7 @@ impl Family {
             false => self.fact_of_joining(options).into_iter().collect(),
         };
         facts.extend(fact);
+        facts.extend(self.checked.remark_on_others());
         facts.extend(d.assistant.as_ref().map(|_| {
             "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
         }));

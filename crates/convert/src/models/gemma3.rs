@@ -15,8 +15,6 @@ const NAMES: &[(&str, &str)] = &[
     ("dense_input", "pre_feedforward_layernorm.weight"),
     ("post_feedforward_norm", "post_feedforward_layernorm.weight"),
 ];
-/// Prefixes of the text model's tensors: alone, and beside images in two layouts.
-const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model."];
 /// Every n-th layer attends to all positions, where the configuration does not say.
 const PATTERN: usize = 6;
 /// Bases of the two ropes, where the configuration does not say.
@@ -73,7 +71,6 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         embedding_scale: (d.hidden as f32).sqrt(),
         stream_unit: STREAM_UNIT,
         names: NAMES,
-        prefixes: PREFIXES,
         ..d
     })
 }

@@ -27,7 +27,7 @@ const NAMES: &[(&str, &str)] = &[
     ("down", "experts.down_proj"),
 ];
 /// Prefixes of the text model's tensors: beside other modalities, and alone.
-pub const PREFIXES: &[&str] = &["model.language_model.", "model."];
+pub const PREFIXES: &[&str] = &["model.language_model.", "model.", "language_model.", ""];
 
 /// Reads the description of a model from its configuration.
 ///
