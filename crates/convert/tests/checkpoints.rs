@@ -253,6 +253,48 @@ fn names_without_a_prefix_are_those_of_a_model_without_a_head() {
 }
 
 #[test]
+fn the_text_model_beside_images_is_read_in_both_layouts() {
+    let wrap = |config: &mut Value| {
+        *config = json!({"model_type": "mistral3", "text_config": config.take(), "vision_config": {}})
+    };
+    let original = models::load(repository("fixtures/tiny-mistral")).unwrap();
+    let logits = |checkpoint: &Checkpoint, name: &str| {
+        let mut out = [0f32; 8];
+        checkpoint.source.read(name, 0..8, &mut out).unwrap();
+        out
+    };
+    for (prefix, head) in [
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("model.language_model.", "lm_head.weight"),
+    ] {
+        let copy = Copy::of("fixtures/tiny-mistral")
+            .config(wrap)
+            .header(|header, _| {
+                for (name, entry) in std::mem::take(header) {
+                    let own = name.strip_prefix("model.").map(|rest| format!("{prefix}{rest}"));
+                    header.insert(
+                        own.unwrap_or(if name == "lm_head.weight" { head.into() } else { name }),
+                        entry,
+                    );
+                }
+            })
+            .with_tensor("vision_tower.patch_conv.weight")
+            .with_tensor("multi_modal_projector.norm.weight");
+        open(copy.0.path()).unwrap();
+        let checkpoint = models::load(copy.0.path()).unwrap();
+        assert_eq!(models::describe(&checkpoint).unwrap().family, "mistral");
+        if original.source.info("lm_head.weight").is_some() {
+            assert_eq!(logits(&checkpoint, "lm_head.weight"), logits(&original, "lm_head.weight"));
+        }
+    }
+    let copy = Copy::of("fixtures/tiny-mistral").config(|config| {
+        wrap(config);
+        config["text_config"]["model_type"] = "ministral3".into();
+    });
+    assert!(copy.unsupported().contains("`text_config.model_type` is ministral3"));
+}
+
+#[test]
 fn a_missing_tensor() {
     let copy = Copy::new().header(|header, data| {
         // The last tensor, so that the others stay in place.

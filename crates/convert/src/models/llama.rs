@@ -1,9 +1,12 @@
-//! Llama and its relatives: dense layers with a gated MLP (`model_type` llama, mistral, qwen2, qwen3).
+//! Llama and its relatives: dense layers with a gated MLP (`model_type` llama, mistral, qwen2, qwen3, and
+//! mistral3 for the text model of one with images).
 
 use super::common_keys::{attention, decoder, expect_silu, windows};
 use super::decoder::{Decoder, HeadNorm, Layer, QkvProjection, ValueSource};
 use super::keys::Keys;
+use super::tensor_table::{HEAD, TensorRow};
 use crate::Result;
+use crate::checkpoint::{Checkpoint, TensorOrigin};
 use crate::lower::Activation;
 use serde_json::{Value, json};
 
@@ -15,6 +18,9 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     expect_silu(k)?;
     let family = match k.get("model_type").and_then(Value::as_str) {
         Some("mistral") => "mistral",
+        Some(other @ ("ministral3" | "mistral4")) => {
+            return Err(k.unsupported(format!("`text_config.model_type` is {other}, implemented is mistral")));
+        }
         Some("qwen2") => "qwen2",
         Some("qwen3") => "qwen3",
         _ => "llama",
@@ -40,6 +46,13 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         layers.push(Layer { attention: a, activation: Activation::Silu, dense: Some(width), experts: None });
     }
     decoder(k, family, false, layers)
+}
+
+/// Returns the place of the head in the older layout of a model with images, where it stands beside the text model.
+pub fn origin(row: &TensorRow, _: &str, checkpoint: &Checkpoint) -> Option<TensorOrigin> {
+    const BESIDE: &str = "language_model.lm_head.weight";
+    let is_beside = row.name == HEAD && checkpoint.source.info(BESIDE).is_some();
+    is_beside.then(|| TensorOrigin::Whole(BESIDE.into()))
 }
 
 /// Returns the published configuration of Llama-3.2-1B.

@@ -45,8 +45,9 @@ const FAMILIES: &[KnownFamily] = &[
         ..PLAIN
     },
     KnownFamily {
-        types: &["llama", "mistral", "qwen2", "qwen3"],
+        types: &["llama", "mistral", "mistral3", "qwen2", "qwen3"],
         defaults: || json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4}),
+        origin: llama::origin,
         ..PLAIN
     },
     KnownFamily {
