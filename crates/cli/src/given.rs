@@ -3,6 +3,7 @@
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, ValueHint};
 use serde_json::{Map, Value};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -31,6 +32,21 @@ impl Given {
     pub fn here() -> Option<&'static Given> {
         GIVEN.get()
     }
+}
+
+/// Replaces the `~` of `--OPTION=~/PATH` by the home folder, which shells do only where a word begins with it.
+pub fn with_home(command: &Command, words: Vec<OsString>, home: Option<PathBuf>) -> Vec<OsString> {
+    let Some(command) = words.iter().find_map(|word| command.find_subcommand(word)) else { return words };
+    let expanded = |word: &OsString| {
+        let (name, rest) = word.to_str()?.strip_prefix("--")?.split_once("=~")?;
+        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(name))?;
+        let path = rest.strip_prefix('/').or(rest.is_empty().then_some(""))?;
+        let path = home.as_ref().filter(|_| is_path(arg))?.join(path);
+        let mut word = OsString::from(format!("--{name}="));
+        word.push(path);
+        Some(word)
+    };
+    words.into_iter().map(|word| expanded(&word).unwrap_or(word)).collect()
 }
 
 /// Keeps the options and the inputs of the running command.
@@ -74,6 +90,24 @@ fn is_path(arg: &Arg) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_home_folder_stands_for_a_tilde_in_a_path_behind_an_option() {
+        let command = <crate::Cli as clap::CommandFactory>::command();
+        for (word, expected) in [
+            ("--out=~/x", "--out=/home/u/x"),
+            ("--out=~", "--out=/home/u/"),
+            ("--out=~other/x", "--out=~other/x"),
+            ("--out=a~/x", "--out=a~/x"),
+            ("--prompt=~/x", "--prompt=~/x"),
+            ("--none=~/x", "--none=~/x"),
+            ("~/x", "~/x"),
+        ] {
+            let line = |word: &str| ["anemoe", "golden", word].map(OsString::from).to_vec();
+            assert_eq!(with_home(&command, line(word), Some("/home/u".into())), line(expected));
+            assert_eq!(with_home(&command, line(word), None), line(word));
+        }
+    }
 
     #[test]
     fn every_path_of_a_command_line_is_an_input_but_outputs() {

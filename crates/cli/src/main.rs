@@ -60,7 +60,8 @@ fn command_line() -> clap::Command {
 
 fn main() -> ExitCode {
     let mut command = Cli::command();
-    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let words = given::with_home(&command, std::env::args_os().collect(), std::env::home_dir());
+    let matches = command.try_get_matches_from_mut(words);
     let cli = match matches.and_then(|m| {
         given::remember(&command, &m);
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))

@@ -24,14 +24,14 @@ pub struct HubSpec {
 }
 
 impl HubSpec {
-    /// Parses a name that begins with `hf:`; `None` for other names.
+    /// Parses a name that begins with `hf:`, or with `hf://` as other tools write it; `None` for other names.
     ///
     /// # Errors
     /// The name begins with `hf:` but does not have the form.
     pub fn parse(path: &Path) -> Option<Result<HubSpec>> {
         let text = path.to_str()?;
         let rest = text.strip_prefix(PREFIX)?;
-        let parsed = parse_rest(rest);
+        let parsed = parse_rest(rest.strip_prefix("//").unwrap_or(rest));
         Some(parsed.ok_or_else(|| {
             Error::usage(format!(
                 "`{text}` is not {PREFIX}OWNER/NAME[@REV], nor {PREFIX}OWNER/NAME/FILE.gguf[@REV]"
@@ -87,6 +87,7 @@ mod tests {
             ("Zyphra", "ZAYA1-8B", "main")
         );
         assert_eq!(spec.to_string(), "hf:Zyphra/ZAYA1-8B@main");
+        assert_eq!(parse("hf://Zyphra/ZAYA1-8B@main").unwrap().unwrap(), spec);
         let spec = parse("hf:a/b/sub/x-Q4_0.gguf@refs/pr/1").unwrap().unwrap();
         assert_eq!((spec.file.as_deref(), spec.revision.as_str()), (Some("sub/x-Q4_0.gguf"), "refs/pr/1"));
         assert!(parse("models/x").is_none() && parse("synthetic:x").is_none());
@@ -106,6 +107,8 @@ mod tests {
             "hf:.a/b",
             "hf:a/b/../x.gguf",
             "hf:a//b",
+            "hf://a",
+            "hf:///a/b",
             "hf:a/b@x//y",
         ] {
             assert!(parse(wrong).unwrap().is_err(), "{wrong}");
