@@ -41,6 +41,10 @@ const SPARE_TIME: Duration = Duration::from_secs(1);
 const MASK_TIME: Duration = Duration::from_millis(5);
 /// Most characters of a library's message that are passed on.
 const MAX_MESSAGE: usize = 200;
+/// Bound of numbers from which on it is left out: no answer has larger ones, and the library counts in 64 bits.
+const LARGEST: f64 = 1e18;
+/// Largest bound of a text's length that is kept: in a text with a bound, each character takes 5 kB of the automaton.
+const MAX_LENGTH: f64 = 2000.0;
 /// Formats of texts that the library knows.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
@@ -315,6 +319,7 @@ fn library_schema(schema: &Value) -> Value {
     };
     let has_format =
         all.get("format").and_then(Value::as_str).is_some_and(|format| FORMATS.contains(&format));
+    let mut together = Vec::new();
     let entry = |(key, value): (&String, &Value)| {
         let value = match (key.as_str(), value) {
             // Zod writes both for an address.
@@ -322,6 +327,22 @@ fn library_schema(schema: &Value) -> Value {
             ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => return None,
             ("enum" | "const" | "default" | "examples", value) => value.clone(),
             (_, Value::Null) => return None,
+            ("pattern", Value::String(pattern)) if !has_format => match look_aheads(pattern) {
+                None => value.clone(),
+                Some((ahead, rest)) => {
+                    together.extend(ahead.into_iter().map(|pattern| json!({"pattern": pattern})));
+                    rest.into()
+                }
+            },
+            ("maximum" | "exclusiveMaximum", Value::Number(n)) if n.as_f64().is_some_and(|n| n > LARGEST) => {
+                return None;
+            }
+            ("minimum" | "exclusiveMinimum", Value::Number(n))
+                if n.as_f64().is_some_and(|n| n < -LARGEST) =>
+            {
+                return None;
+            }
+            ("maxLength", Value::Number(n)) if n.as_f64().is_some_and(|n| n > MAX_LENGTH) => return None,
             ("type", Value::String(kind)) => kind.to_ascii_lowercase().into(),
             ("$ref", Value::String(name)) => {
                 let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
@@ -335,7 +356,81 @@ fn library_schema(schema: &Value) -> Value {
         };
         Some((key.clone(), value))
     };
-    all.iter().filter_map(entry).collect()
+    let mut schema: Map<String, Value> = all.iter().filter_map(entry).collect();
+    if !together.is_empty() {
+        let all = schema.entry("allOf").or_insert(json!([]));
+        all.as_array_mut().into_iter().for_each(|all| all.append(&mut together));
+    }
+    name_properties(&mut schema);
+    schema.into()
+}
+
+/// Turns `propertyNames` into what the library knows: a list of names into `properties`, a pattern into `patternProperties`.
+/// What says no more than that names are texts is left out; of anything else, the library names the key.
+fn name_properties(schema: &mut Map<String, Value>) {
+    let Some(Value::Object(names)) = schema.get("propertyNames") else { return };
+    let is_plain = |key: &str, value: &Value| key == "description" || key == "type" && value == "string";
+    let said: Vec<_> = names.iter().map(|(k, v)| (k.as_str(), v)).filter(|(k, v)| !is_plain(k, v)).collect();
+    let values = schema.get("additionalProperties").cloned().unwrap_or(true.into());
+    let (key, own) = match said[..] {
+        [] => ("properties", Map::new()),
+        [("enum", Value::Array(all))] => {
+            let names = all.iter().filter_map(Value::as_str);
+            ("properties", names.map(|name| (name.to_string(), values.clone())).collect())
+        }
+        [("pattern", Value::String(name))] => ("patternProperties", Map::from_iter([(name.clone(), values)])),
+        _ => return,
+    };
+    if !said.is_empty() {
+        let all = schema.entry(key).or_insert(json!({}));
+        let Some(all) = all.as_object_mut() else { return };
+        for (name, value) in own {
+            all.entry(name).or_insert(value);
+        }
+        schema.insert("additionalProperties".into(), false.into());
+    }
+    schema.remove("propertyNames");
+}
+
+/// Takes assertions about what follows off the beginning of a regular expression: what fits `^(?=A)B` fits `^A` and `^B`.
+/// Returns them and the rest; `None` where the expression does not begin with one.
+fn look_aheads(pattern: &str) -> Option<(Vec<String>, String)> {
+    let mut rest = pattern.strip_prefix('^')?;
+    let mut ahead = Vec::new();
+    while let Some(inside) = rest.strip_prefix("(?=") {
+        let (end, has_alternatives) = group_end(inside)?;
+        // The library knows an end of the text at the end alone.
+        let group = inside[..end].strip_suffix('$').filter(|g| !has_alternatives && !g.ends_with('\\'));
+        ahead.push(match group {
+            Some(group) => format!("^(?:{group})$"),
+            None => format!("^(?:{})", &inside[..end]),
+        });
+        rest = &inside[end + 1..];
+    }
+    // The assertions would be a part of the first alternative alone.
+    let is_one = group_end(&format!("{rest})")) == Some((rest.len(), false));
+    (!ahead.is_empty() && is_one).then(|| (ahead, format!("^{rest}")))
+}
+
+/// Returns the place of the parenthesis that closes a group, and whether the group has alternatives, from the text behind
+/// its beginning.
+fn group_end(regex: &str) -> Option<(usize, bool)> {
+    let (mut depth, mut is_class, mut is_escaped, mut has_alternatives) = (0usize, false, false, false);
+    for (at, c) in regex.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            ']' => is_class = false,
+            _ if is_class => {}
+            '[' => is_class = true,
+            '(' => depth += 1,
+            ')' if depth == 0 => return Some((at, has_alternatives)),
+            ')' => depth -= 1,
+            '|' => has_alternatives |= depth == 0,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// Tells whether a regular expression has assertions about the text around, which the library does not know.
@@ -475,6 +570,91 @@ pub(crate) mod tests {
             assert!(takes(prepared(&schema).ok().unwrap(), fits), "{schema}");
         }
         assert!(!takes(prepared(&json!({"type": "string", "format": "date"})).ok().unwrap(), "\"x"));
+    }
+
+    /// Checks which answers a schema allows, from the first byte to an end.
+    fn allows(schema: &Value, fits: &[&str], others: &[&str]) {
+        let grammar = prepared(schema).map_err(|e| format!("{schema}: {e}")).unwrap();
+        let is_whole = |text: &str| {
+            let mut own = grammar.another();
+            text.bytes()
+                .all(|byte| own.mask().unwrap().is_allowed(byte.into()) && own.accept(byte.into()).is_ok())
+                && (own.is_complete() || own.parser.is_accepting())
+        };
+        for text in fits {
+            assert!(is_whole(text), "{schema}: {text}");
+        }
+        for text in others {
+            assert!(!is_whole(text), "{schema}: {text}");
+        }
+    }
+
+    #[test]
+    fn look_ahead_at_the_beginning_of_a_pattern_is_a_pattern_of_its_own() {
+        let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
+        allows(
+            &text(r"^(?=.*[a-z])(?=.*\d)(?=.{4,6}$)[a-z\d]+$"),
+            &["\"abc1\"", "\"1a23bc\""],
+            &["\"abcd\"", "\"1234\"", "\"ab1\"", "\"abcdef1\"", "\"ABC1\""],
+        );
+        allows(&text(r"^(?=a|b)[a-c]$"), &["\"a\"", "\"b\""], &["\"c\""]);
+        allows(&text(r"^(?=[^)(]\))..$"), &["\"a)\""], &["\"))\"", "\"ab\""]);
+        for pattern in [r"^(?!a)b$", r"^(?=a)b|c", r"a(?=b)", r"^(?=a)(?!b).$", r"(?<=a)b"] {
+            let error = prepared(&text(pattern)).err().unwrap();
+            assert!(error.contains("look-around"), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_of_properties_are_those_of_a_list_or_a_pattern() {
+        let record = |names: Value| json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}});
+        allows(&record(json!({"type": "string"})), &["{\"x y\": 1}", "{}"], &["{\"x\": \"y\"}"]);
+        allows(
+            &record(json!({"type": "string", "enum": ["a", "b"]})),
+            &["{\"a\": 1, \"b\": 2}", "{}"],
+            &["{\"c\": 1}", "{\"a\": \"y\"}"],
+        );
+        allows(
+            &record(json!({"pattern": "^[a-z]+$"})),
+            &["{\"ab\": 1, \"c\": 2}"],
+            &["{\"A\": 1}", "{\"ab\": true}"],
+        );
+        let error = prepared(&record(json!({"minLength": 3}))).err().unwrap();
+        assert!(error.contains("propertyNames"), "{error}");
+    }
+
+    #[test]
+    fn large_bounds_take_bounded_memory() {
+        let safe = 9_007_199_254_740_991i64;
+        for bounds in [[-1e300, 1e300], [i64::MIN as f64, i64::MAX as f64], [-(safe as f64), safe as f64]] {
+            for kind in ["number", "integer"] {
+                let schema = json!({"type": kind, "minimum": bounds[0], "maximum": bounds[1]});
+                allows(&schema, &["12345", "-3"], &["\"a\""]);
+                let schema = json!({"type": kind, "exclusiveMinimum": 0, "exclusiveMaximum": bounds[1]});
+                allows(&schema, &["12345"], &["-3"]);
+            }
+        }
+        for most in [2000u64, 100_000, 1_000_000_000] {
+            let mut grammar = prepared(&json!({"type": "string", "maxLength": most})).ok().unwrap();
+            for byte in std::iter::once(b'"').chain([b'a'; 2000]) {
+                assert!(grammar.mask().unwrap().is_allowed(byte.into()));
+                grammar.accept(byte.into()).unwrap();
+            }
+            let next = grammar.mask().unwrap();
+            assert_eq!((next.is_allowed(b'"'.into()), next.is_allowed(b'a'.into())), (true, most > 2000));
+            let array =
+                json!({"type": "array", "maxItems": most, "minItems": 2, "items": {"type": "integer"}});
+            allows(&array, &["[1, 2]", "[1, 2, 3]"], &["[1]"]);
+        }
+        for schema in [
+            json!({"type": "array", "minItems": u32::MAX, "items": {"type": "integer"}}),
+            json!({"type": "string", "minLength": 1e18 as u64}),
+            json!({"type": "integer", "minimum": 1e300}),
+        ] {
+            if let Ok(grammar) = prepared(&schema) {
+                assert!(automaton(&grammar.parser).is_ok(), "{schema}");
+            }
+        }
     }
 
     #[test]

@@ -202,17 +202,16 @@ fn tool(tool: &Value) -> Value {
     json!({"type": "function", "function": function})
 }
 
-/// Returns OpenAI's choice of tools, and whether several calls may follow each other.
+/// Checks a choice of tools, and tells whether several calls may follow each other.
 fn tool_choice(choice: Value) -> Result<(Option<Value>, Option<bool>), ApiError> {
     let several = choice.get("disable_parallel_tool_use").and_then(Value::as_bool).map(|no| !no);
-    let openai = match (choice.get("type").and_then(Value::as_str), choice.get("name")) {
-        (Some("auto"), _) => json!("auto"),
-        (Some("none"), _) => json!("none"),
-        (Some("any"), _) => json!("required"),
-        (Some("tool"), Some(name)) => json!({"type": "function", "function": {"name": name}}),
-        _ => return Err(ApiError::param("tool_choice", "type is not auto, any, none, or tool with a name")),
-    };
-    Ok((Some(openai), several))
+    let kind = choice.as_str().or_else(|| choice.get("type")?.as_str());
+    match (kind, choice.get("name")) {
+        (Some("auto" | "none" | "any"), _) | (Some("tool"), Some(Value::String(_))) => {
+            Ok((Some(choice), several))
+        }
+        _ => Err(ApiError::param("tool_choice", "type is not auto, any, none, or tool with a name")),
+    }
 }
 
 #[cfg(test)]

@@ -144,6 +144,7 @@ impl Body {
     /// Leaves out tools that are no functions, which this server cannot offer, and those that `tool_choice` does not allow.
     /// Gives functions without parameters an empty object, which templates read.
     pub(super) fn settle_tools(&mut self) {
+        self.tool_choice = self.tool_choice.take().map(settled_choice);
         let Some(tools) = &mut self.tools else { return };
         tools.retain(|tool| tool.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "function"));
         for function in tools.iter_mut().filter_map(|tool| tool.get_mut("function")?.as_object_mut()) {
@@ -156,7 +157,7 @@ impl Body {
             let name = |tool: &Value| tool.pointer("/function/name").or(tool.get("name")).cloned();
             let names: Vec<_> = choice["tools"].as_array().into_iter().flatten().map(name).collect();
             tools.retain(|tool| names.contains(&name(tool)));
-            self.tool_choice = Some(choice["mode"].clone());
+            self.tool_choice = Some(settled_choice(choice["mode"].clone()));
         }
     }
 
@@ -339,6 +340,18 @@ impl Body {
     }
 }
 
+/// Returns a choice of tools as OpenAI's chats write it, from the spellings of the other APIs: `any` for `required`, a word
+/// as an object's type, and a tool's name beside the type.
+fn settled_choice(choice: Value) -> Value {
+    let word = choice.as_str().or_else(|| choice["type"].as_str());
+    match (word, choice["name"].as_str()) {
+        (Some("any" | "required"), _) => json!("required"),
+        (Some(word @ ("auto" | "none")), _) => json!(word),
+        (Some("function" | "tool"), Some(name)) => json!({"type": "function", "function": {"name": name}}),
+        _ => choice,
+    }
+}
+
 /// Returns a random seed.
 fn fresh_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
@@ -457,6 +470,35 @@ mod tests {
             let empty = json!({"type": "object", "properties": {}});
             assert!(tools.shown.iter().all(|tool| tool["function"]["parameters"] == empty));
         }
+        let g = json!({"type": "function", "name": "g"});
+        for (choice, shown, forced) in [
+            (json!("any"), "fg", 2),
+            (json!({"type": "auto"}), "fg", 0),
+            (json!({"type": "none"}), "", 0),
+            (json!(null), "fg", 0),
+            (json!({"type": "function", "function": {"name": "g"}}), "fg", 1),
+            (g.clone(), "fg", 1),
+            (json!({"type": "tool", "name": "g", "disable_parallel_tool_use": true}), "fg", 1),
+            (json!({"type": "allowed_tools", "mode": "any", "tools": [g]}), "g", 1),
+        ] {
+            let again = |(api, body): (Api, Value)| {
+                let body = parse(api, body.to_string().as_bytes()).unwrap();
+                let tools = body.tools().unwrap();
+                let names = tools.shown.iter().filter_map(|tool| tool["function"]["name"].as_str());
+                (names.collect::<String>(), tools.forced.len())
+            };
+            let expected = (shown.to_string(), forced);
+            assert_eq!(again(chat(choice.clone())), expected, "{choice}");
+            assert_eq!(again(responses(choice.clone())), expected, "{choice}");
+        }
+        for choice in [json!({"type": "tool", "name": "f"}), json!("any"), json!({"type": "any"})] {
+            let (api, body) = anthropic(choice);
+            let body = parse(api, body.to_string().as_bytes()).unwrap();
+            assert_eq!(body.tools().unwrap().forced.len(), 1);
+        }
+        let single = json!({"type": "auto", "disable_parallel_tool_use": true});
+        let (api, body) = anthropic(single);
+        assert!(parse(api, body.to_string().as_bytes()).unwrap().tools().unwrap().is_single);
         for (api, body) in [
             chat(json!({"type": "custom", "custom": {"name": "c"}})),
             responses(json!({"type": "web_search"})),

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 /// Keys that the answer repeats.
 const REPEATED: &str = "instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text \
                         tool_choice tools top_logprobs top_p user";
+/// Types of a choice of tools that are read.
+const CHOICES: [&str; 7] = ["function", "allowed_tools", "auto", "none", "any", "required", "tool"];
 /// Entry of `include` that asks for probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
@@ -185,9 +187,8 @@ fn tool(tool: &Value) -> Value {
 }
 
 fn tool_choice(choice: Value) -> Result<Value, ApiError> {
-    match (choice.get("type").and_then(Value::as_str), choice.get("name").and_then(Value::as_str)) {
-        (Some("function"), Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        (Some(kind), _) if !["function", "allowed_tools"].contains(&kind) => {
+    match choice.get("type").and_then(Value::as_str) {
+        Some(kind) if !CHOICES.contains(&kind) => {
             let what = format!("type `{}` is not supported", kind.escape_debug());
             Err(ApiError::param("tool_choice", what))
         }
