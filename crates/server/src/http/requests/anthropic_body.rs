@@ -132,6 +132,9 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
         };
         match (kind, role) {
             ("text", _) => *text.get_or_insert_default() += field("text")?,
+            ("document" | "search_result", "user") => {
+                *text.get_or_insert_default() += &text_of_source(kind, block)?;
+            }
             ("thinking", "assistant") => *thoughts.get_or_insert_default() += field("thinking")?,
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
@@ -180,6 +183,9 @@ fn system_text(system: &Value) -> Result<String, String> {
 fn texts(content: &Value, is_result: bool) -> Result<String, String> {
     let text = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_string()),
+        (Some(kind @ ("document" | "search_result")), _) if is_result => {
+            Ok(text_of_source(kind, block).unwrap_or_else(|_| note_of_part(kind)))
+        }
         (Some(kind), _) if is_result && kind != "text" => Ok(note_of_part(kind)),
         _ => Err("a block is not of type `text`".to_string()),
     };
@@ -188,6 +194,26 @@ fn texts(content: &Value, is_result: bool) -> Result<String, String> {
         Value::Array(blocks) => blocks.iter().map(text).collect(),
         _ => Err("neither a text nor a list of blocks".into()),
     }
+}
+
+/// Returns the text of a document or a search result, below its title and what else describes it.
+fn text_of_source(kind: &str, block: &Value) -> Result<String, String> {
+    let source = &block["source"];
+    let (about, text) = match (kind, source["type"].as_str()) {
+        ("search_result", _) => (source, texts(&block["content"], false)?),
+        (_, Some("text")) => {
+            let text = source["data"].as_str().ok_or("the source of a `document` has no `data`")?;
+            (&block["context"], text.to_string())
+        }
+        (_, Some("content")) => (&block["context"], texts(&source["content"], false)?),
+        (_, other) => {
+            let other = other.unwrap_or("?").escape_debug();
+            return Err(format!("a `document` of type `{other}` is not supported, text is"));
+        }
+    };
+    let parts = [block["title"].as_str(), about.as_str(), Some(text.as_str())];
+    let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+    Ok(parts.join("\n") + "\n\n")
 }
 
 /// Returns OpenAI's tool; one that runs at Anthropic keeps its type.
@@ -274,6 +300,23 @@ mod tests {
             assert_eq!(messages.first().map(|message| message["content"].as_str().unwrap()), left);
             assert_eq!(body.tools.unwrap()[0]["function"].get("description"), None);
         }
+    }
+
+    #[test]
+    fn documents_and_search_results_are_texts_below_their_titles() {
+        let plain = json!({"type": "text", "media_type": "text/plain", "data": "d"});
+        let document = |source: &Value| json!({"type": "document", "source": source, "title": "T", "context": null, "citations": {"enabled": true}});
+        let blocks = json!({"type": "content", "content": [{"type": "text", "text": "c"}]});
+        let found = json!({"type": "search_result", "source": "https://x", "title": "S", "content": [{"type": "text", "text": "r"}]});
+        let pdf = document(&json!({"type": "base64", "media_type": "application/pdf", "data": "x"}));
+        let user = |content: Value| messages(json!([{"role": "user", "content": content}]));
+        let got = user(json!([document(&plain), document(&blocks), found, {"type": "text", "text": "q"}]));
+        assert_eq!(got.unwrap()[1]["content"], "T\nd\n\nT\nc\n\nS\nhttps://x\nr\n\nq");
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [found, pdf]});
+        let got = user(json!([result])).unwrap();
+        assert_eq!(got[1]["content"], "S\nhttps://x\nr\n\n[document, which this model cannot read]");
+        let says = user(json!([pdf])).unwrap_err();
+        assert!(says.contains("a `document` of type `base64` is not supported"), "{says}");
     }
 
     #[test]

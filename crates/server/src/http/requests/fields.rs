@@ -133,6 +133,8 @@ pub fn refuse(api: Api, body: &Value) -> Result<(), ApiError> {
         if !(is_nothing(given) || is_all || neutral.iter().any(is_neutral)) {
             let what = match *name {
                 "n_predict" => "it is called max_tokens here",
+                "functions" if api == Chat => "it is called tools here",
+                "function_call" if api == Chat => "it is called tool_choice here",
                 "previous_response_id" | "conversation" => {
                     "this server keeps no answers; send the whole input"
                 }

@@ -1,5 +1,6 @@
 //! Messages of a request in the form that chat templates read.
 
+use super::without_lone_surrogates;
 use crate::http::api_error::ApiError;
 use serde_json::{Map, Value, json};
 
@@ -27,18 +28,26 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
     if !ROLES.contains(&role) {
         return Err(format!("there is no role `{}`; roles are {}", role.escape_debug(), ROLES.join(", ")));
     }
-    let role = if role == "developer" { "system" } else { role };
+    let role = match role {
+        "developer" => "system",
+        // Templates know results of tools alone, and calls of several tools alone.
+        "function" => "tool",
+        role => role,
+    };
+    let one = message.get("function_call").filter(|call| !call.is_null());
+    let one = one.map(|call| json!([{"type": "function", "function": call}]));
     // Clients write an empty list where there are no calls; templates take any list for calls.
     let calls = message.get("tool_calls").filter(|calls| !calls.is_null() && **calls != json!([]));
+    let calls = calls.or(one.as_ref());
     let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|key| message.get(*key)?.as_str());
     let content = match message.get("content") {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => text_of_parts(parts, ["tool", "function"].contains(&role))?,
+        Some(Value::Array(parts)) => text_of_parts(parts, role == "tool")?,
         None | Some(Value::Null) if role == "assistant" && (calls.is_some() || thoughts.is_some()) => {
             String::new()
         }
         // An answer of thoughts alone, and a tool without a result.
-        Some(Value::Null) if ["assistant", "tool", "function"].contains(&role) => String::new(),
+        Some(Value::Null) if ["assistant", "tool"].contains(&role) => String::new(),
         _ => return Err("`content` is not a text".into()),
     };
     let mut out = Map::new();
@@ -62,7 +71,9 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
             let read = match arguments {
                 Value::Null => Some(Map::new().into()),
                 Value::String(text) if text.trim().is_empty() => Some(Map::new().into()),
-                Value::String(text) => anemoe_io::json::parse::<Value>(text.as_bytes()).ok(),
+                Value::String(text) => {
+                    anemoe_io::json::parse::<Value>(&without_lone_surrogates(text.as_bytes())).ok()
+                }
                 _ => None,
             };
             read.into_iter().for_each(|read| *arguments = read);
@@ -137,6 +148,14 @@ mod tests {
             let got = template_messages(std::slice::from_ref(&empty), None).unwrap();
             assert_eq!(got, [json!({"role": empty["role"], "content": ""})]);
         }
+        let old = [
+            json!({"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{\"a\": \"\\ud83d\"}"}}),
+            json!({"role": "function", "name": "f", "content": "r"}),
+        ];
+        let got = template_messages(&old, None).unwrap();
+        let function = json!({"name": "f", "arguments": {"a": "\u{fffd}"}});
+        assert_eq!(got[0]["tool_calls"], json!([{"type": "function", "function": function}]));
+        assert_eq!(got[1], json!({"role": "tool", "content": "r", "name": "f"}));
         let part = json!({"type": "text", "text": "c"});
         let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
         let nested =
