@@ -64,7 +64,7 @@ impl Tensor {
     }
 
     /// Returns the elements; none where they are of another type.
-    pub fn elements<T: Element>(&self) -> Option<&[T]> {
+    pub fn elements<T: TensorElement>(&self) -> Option<&[T]> {
         T::of(&self.data).map(Vec::as_slice)
     }
 
@@ -89,7 +89,7 @@ impl Tensor {
     }
 
     /// Makes it a tensor of `shape`, keeping its allocation; elements are unspecified until written.
-    pub fn reset<T: Element>(&mut self, shape: &[usize]) -> &mut [T] {
+    pub fn reset<T: TensorElement>(&mut self, shape: &[usize]) -> &mut [T] {
         self.shape.clear();
         self.shape.extend_from_slice(shape);
         if T::of(&self.data).is_none() {
@@ -117,7 +117,7 @@ impl Tensor {
 }
 
 /// Type of the elements of a tensor.
-pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {
+pub trait TensorElement: Copy + Default + PartialEq + Send + Sync + 'static {
     /// Returns the elements; none where they are of another type.
     fn of(data: &Data) -> Option<&Vec<Self>>;
     /// Returns the elements for writing; none where they are of another type.
@@ -128,10 +128,10 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {
     fn number(self) -> f64;
 }
 
-/// Implements [`Element`] for a type, given its variant of [`Data`] and the conversion to a number.
+/// Implements [`TensorElement`] for a type, given its variant of [`Data`] and the conversion to a number.
 macro_rules! element {
     ($ty:ty, $kind:ident, $number:expr) => {
-        impl Element for $ty {
+        impl TensorElement for $ty {
             fn of(data: &Data) -> Option<&Vec<$ty>> {
                 if let Data::$kind(v) = data { Some(v) } else { None }
             }

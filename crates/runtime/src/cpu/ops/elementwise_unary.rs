@@ -3,7 +3,7 @@
 use super::super::weights::to_f16;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
-use crate::tensor::{Data, Element, Tensor, with_elements};
+use crate::tensor::{Data, Tensor, TensorElement, with_elements};
 use anemoe_io::locked;
 use anemoe_kernels::{ActivationFunction, GELU_FP16, Pool};
 use anemoe_mlpackage::mil::DataType;

@@ -8,7 +8,7 @@ use super::operands::{OpContext, OpResult};
 use super::scatter_gather::copy_slices;
 use super::shape::{count, invalid, unsupported};
 use super::tensor_operation::filled;
-use crate::tensor::{Element, Tensor, with_elements};
+use crate::tensor::{Tensor, TensorElement, with_elements};
 
 pub(super) fn make_list(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let length = c.size("init_length", 1)?;
@@ -76,7 +76,7 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     } else {
         return invalid(format!("a value of shape {element:?} for elements of shape {:?}", &list.shape[1..]));
     };
-    fn write<T: Element>(y: &mut [T], old: &[T], value: &[T], n: usize, to: &[usize]) {
+    fn write<T: TensorElement>(y: &mut [T], old: &[T], value: &[T], n: usize, to: &[usize]) {
         y[..old.len()].copy_from_slice(old);
         y[old.len()..].fill(T::default());
         for (&i, value) in to.iter().zip(value.chunks_exact(n.max(1))) {

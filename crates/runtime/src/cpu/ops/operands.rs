@@ -1,6 +1,6 @@
 //! Operands of an op, and its errors.
 
-use crate::tensor::{Data, Element, Tensor, with_elements};
+use crate::tensor::{Data, Tensor, TensorElement, with_elements};
 use anemoe_mlpackage::mil::TensorType;
 
 /// Reason why an op did not run. The executor adds the op's name and the file.

@@ -4,7 +4,7 @@ use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
 use super::scatter_gather::copy_slices;
 use super::shape::{around, count, invalid, repeated, unsupported};
-use crate::tensor::{Data, Element, Tensor, with_elements};
+use crate::tensor::{Data, Tensor, TensorElement, with_elements};
 use anemoe_mlpackage::mil::DataType;
 
 pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -27,7 +27,7 @@ pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     count(&shape)?;
     /// Joins values of the type of `_first`.
-    fn join<T: Element>(
+    fn join<T: TensorElement>(
         _first: &[T],
         values: &[&Tensor],
         sizes: &[usize],
@@ -291,7 +291,7 @@ pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         usize::try_from(at).ok().filter(|&k| k < n).map(|k| (o * n + k) * inner + i)
     };
     let places = || (0..outer).flat_map(move |o| (0..inner).filter_map(move |i| place(o, i)));
-    fn write<T: Element>(y: &mut [T], (on, off): (T, T), places: impl Iterator<Item = usize>) {
+    fn write<T: TensorElement>(y: &mut [T], (on, off): (T, T), places: impl Iterator<Item = usize>) {
         y.fill(off);
         places.for_each(|p| y[p] = on);
     }
