@@ -69,13 +69,13 @@ impl Ui {
         Ok(())
     }
 
-    /// Makes a bar over `total` units of work; off a terminal it is a line now and then, see [`Lines`].
+    /// Makes a bar over `total` units of work; off a terminal it is a line now and then, see [`ProgressLines`].
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
         styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
 }
 
-/// Makes a bar over `total` bytes to transfer; off a terminal it is a line now and then, see [`Lines`].
+/// Makes a bar over `total` bytes to transfer; off a terminal it is a line now and then, see [`ProgressLines`].
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
     styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {eta} left")
 }
@@ -84,7 +84,7 @@ fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
     let (target, template) = match io::stderr().is_terminal() {
         true => (ProgressDrawTarget::stderr(), template.to_string()),
         false => {
-            let lines = Box::new(Lines(Mutex::new(Instant::now())));
+            let lines = Box::new(ProgressLines(Mutex::new(Instant::now())));
             (ProgressDrawTarget::term_like_with_hz(lines, 1), template.replace(" [{wide_bar}]", ":"))
         }
     };
@@ -100,9 +100,9 @@ const LINE_EACH: Duration = Duration::from_secs(30);
 /// Draws a bar on standard error where that is no terminal, as a file or a pipe: as a line each [`LINE_EACH`]. Holds when
 /// it drew the last one.
 #[derive(Debug)]
-struct Lines(Mutex<Instant>);
+struct ProgressLines(Mutex<Instant>);
 
-impl Lines {
+impl ProgressLines {
     /// Returns true, and begins to wait again, once [`LINE_EACH`] has passed.
     fn is_due(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +114,7 @@ impl Lines {
     }
 }
 
-impl TermLike for Lines {
+impl TermLike for ProgressLines {
     fn width(&self) -> u16 {
         120
     }
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn progress_off_a_terminal_is_a_line_now_and_then() {
-        let lines = Lines(Mutex::new(Instant::now().checked_sub(LINE_EACH).unwrap()));
+        let lines = ProgressLines(Mutex::new(Instant::now().checked_sub(LINE_EACH).unwrap()));
         assert_eq!([lines.is_due(), lines.is_due()], [true, false]);
     }
 

@@ -1,6 +1,6 @@
 //! Messages of a request in the form that chat templates read.
 
-use super::without_lone_surrogates;
+use super::lone_surrogates::without_lone_surrogates;
 use crate::http::api_error::ApiError;
 use serde_json::{Map, Value, json};
 
