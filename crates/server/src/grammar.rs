@@ -366,7 +366,7 @@ fn library_schema(schema: &Value) -> Value {
 }
 
 /// Turns `propertyNames` into what the library knows: a list of names into `properties`, a pattern into `patternProperties`.
-/// What says no more than that names are texts is left out; of anything else, the library names the key.
+/// A statement that names are texts is left out; the library refuses any other and names the key.
 fn name_properties(schema: &mut Map<String, Value>) {
     let Some(Value::Object(names)) = schema.get("propertyNames") else { return };
     let is_plain = |key: &str, value: &Value| key == "description" || key == "type" && value == "string";
