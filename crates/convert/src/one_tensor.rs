@@ -217,7 +217,7 @@ impl CompressedTensor {
     /// Returns the dimensions of tables or scales: groups per axis of the tensor; tables have two more, `2^bits` and
     /// 1.
     pub fn side_dims(&self) -> Vec<usize> {
-        let (groups, blocks) = self.quant.parts(self.rows, self.cols);
+        let (groups, blocks) = self.quant.groups_and_blocks(self.rows, self.cols);
         let mut dims = match self.op {
             WeightOp::MatMul => vec![blocks, groups],
             WeightOp::Linear => vec![groups, blocks],
@@ -244,7 +244,7 @@ impl CompressedTensor {
     }
 
     fn transposed<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        let (groups, blocks) = self.quant.parts(self.rows, self.cols);
+        let (groups, blocks) = self.quant.groups_and_blocks(self.rows, self.cols);
         match self.op {
             WeightOp::MatMul if values.len() == groups * blocks => transpose(values, groups, blocks),
             _ => values.to_vec(),

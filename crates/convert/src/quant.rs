@@ -308,7 +308,7 @@ impl MatrixQuant {
     }
 
     /// Returns the numbers of row groups and of column blocks; each pair of them has its own table or scale.
-    pub fn parts(&self, rows: usize, cols: usize) -> (usize, usize) {
+    pub fn groups_and_blocks(&self, rows: usize, cols: usize) -> (usize, usize) {
         let (block_rows, block_cols) = self.block(rows, cols);
         (rows / block_rows.max(1), cols / block_cols.max(1))
     }
@@ -339,7 +339,7 @@ impl MatrixQuant {
     /// Returns the bytes of a matrix of `rows` x `cols` with its tables, scales and offsets.
     pub fn bytes(&self, rows: usize, cols: usize) -> u64 {
         let elements = (rows as u64 * cols as u64 * u64::from(self.kind.bits())).div_ceil(8);
-        let (groups, blocks) = self.parts(rows, cols);
+        let (groups, blocks) = self.groups_and_blocks(rows, cols);
         let sides = groups as u64 * blocks as u64;
         elements
             + match self.kind {

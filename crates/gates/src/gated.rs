@@ -283,7 +283,7 @@ fn stages(
     // Gates run the checkpoint, which an assistant cannot do by itself.
     options.skip_gates |= plan.chain.assistant.is_some();
     let representatives = build.representatives();
-    let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
+    let first_shards: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
     let sample = match options.skip_gates {
         true => LayerSample::default(),
         false => layer_sample::choose(build, options.outliers, &representatives, options.probe_layers)?,
@@ -291,7 +291,7 @@ fn stages(
     let references = if options.skip_gates {
         Vec::new()
     } else {
-        scratch_shards(build.family(), plan, &sorts, &sample.indices)?
+        scratch_shards(build.family(), plan, &first_shards, &sample.indices)?
     };
     let needs = Needs::of(build, &references.iter().collect::<Vec<_>>(), options.scratch)?;
     on_event(GatedEvent::Needs(&needs));
@@ -354,12 +354,12 @@ fn first_shards(
     let FirstShards { representatives, sample } = first;
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
-    let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
+    let first_shards: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
     // A folder that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
     on_event(GatedEvent::Stage(GateStage::Representatives));
     build.shards(&representatives, options.jobs, &on_build)?;
-    report.representative.shards = sorts.iter().map(|s| s.name.clone()).collect();
+    report.representative.shards = first_shards.iter().map(|s| s.name.clone()).collect();
     on_event(GatedEvent::Stage(GateStage::RepresentativeResidency));
     let draft = build.draft(representatives.iter().copied());
     let found = residency::bundle(build.bundle(), &draft, &options.residency, || ())?;
@@ -389,7 +389,7 @@ fn first_shards(
         bos: options.bos.filter(|_| options.reference_given),
     };
     let package = |s: &PlannedShard| build.package(s);
-    let found = probe::probe(&site, &sorts, &package, &inputs, options.cosine_bound, &mut |_| ())?;
+    let found = probe::probe(&site, &first_shards, &package, &inputs, options.cosine_bound, &mut |_| ())?;
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
@@ -411,14 +411,14 @@ fn first_shards(
 fn scratch_shards(
     family: &Family,
     plan: &Plan,
-    sorts: &[&PlannedShard],
+    first_shards: &[&PlannedShard],
     sample: &[usize],
 ) -> Result<Vec<PlannedShard>> {
     let shards: Vec<&PlannedShard> = sample.iter().map(|&i| &plan.shards[i]).collect();
     let layers = shards.chunk_by(|a, b| a.layer == b.layer).map(|l| probe::fp16_references(family, plan, l));
     let layers = layers.collect::<Result<Vec<_>>>()?;
     let bytes = |l: &Vec<PlannedShard>| l.iter().map(|s| s.weights).sum::<u64>();
-    let mut all = probe::fp16_references(family, plan, sorts)?;
+    let mut all = probe::fp16_references(family, plan, first_shards)?;
     all.extend(layers.into_iter().max_by_key(bytes).unwrap_or_default());
     Ok(all)
 }

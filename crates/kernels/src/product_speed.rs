@@ -15,16 +15,19 @@ const ROWS_PER_TABLE: usize = 32;
 /// Matmuls of a round: a few milliseconds.
 const PER_ROUND: usize = 16;
 
-/// Measures the multiply-adds per second of the pool's threads, the fastest of `rounds`. The matrix has `bits` bits per
-/// weight (4, 6 or 8: tables; any other number: fp16) and is multiplied by `tokens` tokens. `fast` uses 8-bit or bf16
-/// activations, as the executor's fast mode does.
-pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize, rounds: usize) -> f64 {
-    let format = match bits {
-        4 => WeightFormat::Lut { bits: IndexBits::Four, rows_per_table: ROWS_PER_TABLE },
-        6 => WeightFormat::Lut { bits: IndexBits::Six, rows_per_table: ROWS_PER_TABLE },
-        8 => WeightFormat::Lut { bits: IndexBits::Eight, rows_per_table: ROWS_PER_TABLE },
-        _ => WeightFormat::Fp16,
-    };
+/// Measures the multiply-adds per second of the pool's threads, the fastest of `rounds`. The matrix holds indices into
+/// tables, or fp16 without `index_bits`, and is multiplied by `tokens` tokens. `fast` uses 8-bit or bf16 activations, as
+/// the executor's fast mode does.
+pub fn measure_multiply_adds(
+    pool: &Pool,
+    index_bits: Option<IndexBits>,
+    fast: bool,
+    tokens: usize,
+    rounds: usize,
+) -> f64 {
+    let format = index_bits.map_or(WeightFormat::Fp16, |bits| {
+        WeightFormat::Lut { bits, rows_per_table: ROWS_PER_TABLE }
+    });
     let bits = usize::from(format.bits());
     let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
     // fp16 values have magnitudes from 1 to 2; indices take all values.
@@ -69,10 +72,10 @@ mod tests {
     #[test]
     fn every_format_is_multiplied() {
         let pool = Pool::new(2);
-        for bits in [4, 6, 8, 16] {
+        for bits in IndexBits::ALL.into_iter().map(Some).chain([None]) {
             for fast in [false, true] {
                 // A rate below that of any processor.
-                assert!(measure_multiply_adds(&pool, bits, fast, 2, 1) > 1e6, "{bits} {fast}");
+                assert!(measure_multiply_adds(&pool, bits, fast, 2, 1) > 1e6, "{bits:?} {fast}");
             }
         }
     }

@@ -3,14 +3,15 @@
 use crate::backend::Counts;
 use crate::cpu::Products;
 use crate::model::{Model, ShardStats};
-use anemoe_kernels::Pool;
+use anemoe_kernels::{IndexBits, Pool};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Rounds of a measurement of multiply-adds.
 const ROUNDS: usize = 20;
 /// Largest bytes per weight that count as indices of 4, 6 and 8 bits: halfway to the next format.
-const FORMATS: [(f64, usize); 3] = [(0.63, 4), (0.88, 6), (1.5, 8)];
+const FORMATS: [(f64, IndexBits); 3] =
+    [(0.63, IndexBits::Four), (0.88, IndexBits::Six), (1.5, IndexBits::Eight)];
 
 /// Work and time of a shard, or of all shards of a kind, for a token or a pass.
 #[derive(Clone, Debug, Serialize)]
@@ -204,10 +205,11 @@ pub fn bounds(
             let bytes = weights.map_or(f64::NAN, |p| {
                 p.gb_per_token * 1e3 / p.million_multiply_adds_per_token.unwrap_or(f64::NAN)
             });
-            let bits = format_of(bytes);
+            let index_bits = index_bits_of(bytes);
+            let bits = index_bits.map_or(16, |b| usize::from(b.bits()));
             let speed = *speeds.entry((bits, *tokens)).or_insert_with(|| {
                 let fast = products.are_fast(bits);
-                anemoe_kernels::measure_multiply_adds(pool, bits, fast, *tokens, ROUNDS)
+                anemoe_kernels::measure_multiply_adds(pool, index_bits, fast, *tokens, ROUNDS)
             });
             let (ms, gb) = (part.ms_per_token, part.gb_per_token);
             let (read_ms, multiply_ms) = (gb / read_gb_s * 1e3, millions * 1e6 / speed * 1e3);
@@ -226,9 +228,9 @@ pub fn bounds(
     bounds
 }
 
-/// Returns the bits of a weight whose format takes `bytes` bytes, tables and scales included.
-fn format_of(bytes: f64) -> usize {
-    FORMATS.iter().find(|(most, _)| bytes <= *most).map_or(16, |f| f.1)
+/// Returns the bits of an index where a weight takes `bytes` bytes, tables and scales included; none for fp16.
+fn index_bits_of(bytes: f64) -> Option<IndexBits> {
+    FORMATS.iter().find(|(most, _)| bytes <= *most).map(|f| f.1)
 }
 
 #[cfg(test)]
@@ -259,7 +261,8 @@ mod tests {
             assert!(bounds.iter().all(|b| b.bound == bound && b.multiply_ms > 0.0));
             assert_eq!((bounds[1].tokens, bounds[1].million_multiply_adds), (4, 4e3));
         }
-        assert_eq!([0.53, 0.8, 1.06, 2.0].map(format_of), [4, 6, 8, 16]);
+        let found = [0.53, 0.8, 1.06, 2.0].map(index_bits_of);
+        assert_eq!(found, [Some(IndexBits::Four), Some(IndexBits::Six), Some(IndexBits::Eight), None]);
         for (ms, read, multiply, bound) in [
             (10.0, 2.0, 2.0, BoundBy::Calls),
             (10.0, 4.0, 3.0, BoundBy::Bandwidth),

@@ -37,7 +37,7 @@ impl ExecutorArgs {
         match (self.fast, self.exact || self.no_fuse || self.precision == Precision::Fp16) {
             (true, _) => Products::Fast,
             (false, true) => Products::Exact,
-            (false, false) => Products::default(),
+            (false, false) => Products::USUAL,
         }
     }
 

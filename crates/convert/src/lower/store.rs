@@ -102,7 +102,7 @@ pub fn element_type(kind: Quant) -> DataType {
 /// Returns the dimensions of a matrix's tables or scales: `[groups, blocks, 1, 1]`, and for tables `2^bits` and 1
 /// behind.
 fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
-    let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
+    let (groups, blocks) = plan.quant.groups_and_blocks(plan.rows, plan.cols);
     let mut dims = vec![groups as u64, blocks as u64, 1, 1];
     if let Quant::Lut { bits, .. } = plan.quant.kind {
         dims.extend([1 << bits.bits(), 1]);

@@ -600,7 +600,7 @@ impl Rewriter<'_, '_> {
             CodeForm::Tables { scaled: true, .. } => c.decode()?.iter().map(|v| v.to_f32()).collect(),
             _ => Vec::new(),
         };
-        let parts = c.quant.parts(c.rows, c.cols);
+        let parts = c.quant.groups_and_blocks(c.rows, c.cols);
         let sides: Vec<f32> = c.side.values.iter().map(|v| v.to_f32()).collect();
         let op = match c.quant.kind {
             Quant::Fp16 => return Ok(CodedWeight { operation: None, report, decoded }),

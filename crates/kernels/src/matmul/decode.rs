@@ -76,7 +76,7 @@ impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
             2 => L::load_u16(array_at(bytes, 0)),
             3 => L::load_u24(bytes, 3),
             4 => L::load_u32(array_at(bytes, 0)),
-            _ => unreachable!("at most four bits"),
+            _ => const { panic!("tables of more than sixteen entries need a lookup of their own") },
         }
     }
     #[inline(always)]

@@ -64,7 +64,10 @@ impl Int8Decode for Index4 {
 pub(super) struct SmallIndex<const BITS: usize>;
 
 impl<const BITS: usize> Int8Decode for SmallIndex<BITS> {
-    const BITS: usize = BITS;
+    const BITS: usize = {
+        assert!(BITS <= 4, "tables of more than sixteen entries need a lookup of their own");
+        BITS
+    };
     type Table<'c, L: U8x64> = L::Bytes;
     #[inline(always)]
     fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> L::Bytes {

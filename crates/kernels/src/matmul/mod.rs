@@ -127,14 +127,14 @@ pub fn matmul_batch(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
             });
             if let Some((p, tiles)) = found {
                 let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-                multiply_rows(isa, &p.w, tokens(p), &tiles, &y);
+                multiply_prepared(isa, &p.w, tokens(p), &tiles, &y);
             }
         });
     }
 }
 
 /// Multiplies some rows of `w` by all selected tokens, in the arithmetic that the matrix is prepared for.
-pub(crate) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
+pub(crate) fn multiply_prepared(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
     if x.len() == 0 {
         return;
     }

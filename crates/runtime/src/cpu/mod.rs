@@ -51,21 +51,23 @@ pub enum Precision {
 }
 
 /// Arithmetic of products with weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
     /// Results are those of f32.
     Exact,
     /// Activations are rounded to 8 bits where weights have at most 4 bits: there the divergence from exact products is below a
     /// tenth of the divergence by compression (docs/kernels.md).
-    #[default]
     FastOfFourBits,
-    /// Activations are rounded to 8 bits where weights are tables or integers, see [`anemoe_kernels::Int8Lut`], and products
+    /// Activations are rounded to 8 bits where weights are tables or integers, see docs/kernels.md, and products
     /// are of bf16 where weights are large and of fp16 or f32, and the processor has bf16. The error is about half a percent of
     /// a product's norm.
     Fast,
 }
 
 impl Products {
+    /// Products of commands that run a model, unless told otherwise.
+    pub const USUAL: Products = Products::FastOfFourBits;
+
     /// Tells whether products with weights of `bits` bits are fast.
     pub const fn are_fast(self, bits: usize) -> bool {
         match self {
