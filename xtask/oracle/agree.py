@@ -7,7 +7,10 @@ For every package found: no error and no warning of the checker; for every funct
 states carried over, every output and state of the executor at a cosine of at least 0.9999 to the evaluator's.
 Needs Python with coremltools==9.0, numpy and safetensors. Exit status 0 when everything agrees.
 """
-import argparse, os, subprocess, sys, tempfile
+import argparse, functools, multiprocessing, os, subprocess, sys, tempfile
+
+# Each processor has a package of its own.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -57,7 +60,7 @@ def random_inputs(checker, function, seed):
     return inputs
 
 
-def check(path, anemoe, functions_wanted):
+def check(anemoe, functions_wanted, path):
     checker = mil_check.Checker(path)
     problems = [f"{level} {kind}: {text}" for level, kind, text in checker.R.items if level in ("ERROR", "WARN")]
     lowest = 1.0
@@ -86,7 +89,7 @@ def check(path, anemoe, functions_wanted):
                     lowest = min(lowest, agreement)
                     if not agreement >= MIN_COSINE:
                         problems.append(f"{function}, run {step}, {name}: cosine {agreement:.6f}")
-    return len(functions), lowest, problems
+    return path, len(functions), lowest, problems
 
 
 def main():
@@ -97,14 +100,15 @@ def main():
     arguments = parser.parse_args()
     checked = failed = 0
     lowest = 1.0
-    for path in packages(arguments.paths):
-        functions, cosine_found, problems = check(path, arguments.anemoe, arguments.functions)
-        checked += 1
-        failed += bool(problems)
-        lowest = min(lowest, cosine_found)
-        print(f"{'FAIL' if problems else 'ok  '} {path}: {functions} functions, lowest cosine {cosine_found:.7f}", flush=True)
-        for problem in problems:
-            print(f"     {problem}")
+    with multiprocessing.Pool() as pool:
+        one = functools.partial(check, arguments.anemoe, arguments.functions)
+        for path, functions, cosine_found, problems in pool.imap(one, packages(arguments.paths)):
+            checked += 1
+            failed += bool(problems)
+            lowest = min(lowest, cosine_found)
+            print(f"{'FAIL' if problems else 'ok  '} {path}: {functions} functions, lowest cosine {cosine_found:.7f}", flush=True)
+            for problem in problems:
+                print(f"     {problem}")
     print(f"{checked} packages checked, {failed} refused, lowest cosine {lowest:.7f}")
     return 1 if failed or not checked else 0
 

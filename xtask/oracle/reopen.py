@@ -8,7 +8,7 @@ of the bundle, coremltools writes every package anew; anemoe has to name each on
 and to accept it. A copy with another program has to be refused. With a golden, `anemoe validate` judges both bundles as well.
 Needs Python with coremltools==9.0. Exit status 0 when everything holds.
 """
-import argparse, json, os, shutil, subprocess, sys, tempfile
+import argparse, functools, json, multiprocessing, os, shutil, subprocess, sys, tempfile
 import coremltools as ct
 
 NAMED = "rewritten by another tool, same program and weights"
@@ -44,7 +44,12 @@ def ask(anemoe, bundle, golden, cache):
     return worst, named, errors
 
 
-def check(bundle, anemoe, golden, scratch):
+def check(anemoe, golden, bundle):
+    with tempfile.TemporaryDirectory() as scratch:
+        return bundle, *check_copy(bundle, anemoe, golden, scratch)
+
+
+def check_copy(bundle, anemoe, golden, scratch):
     problems = []
     before, cache = files(bundle), os.path.join(scratch, "cache")
     for package in packages(bundle):
@@ -107,13 +112,13 @@ def main():
     parser.add_argument("bundles", nargs="+")
     arguments = parser.parse_args()
     failed = 0
-    for bundle in arguments.bundles:
-        with tempfile.TemporaryDirectory() as scratch:
-            count, rewritten, problems = check(bundle, arguments.anemoe, arguments.golden, scratch)
-        failed += bool(problems)
-        print(f"{'FAIL' if problems else 'ok  '} {bundle}: {count} files as they were, {rewritten} packages rewritten in a copy", flush=True)
-        for problem in problems:
-            print(f"     {problem}")
+    with multiprocessing.Pool() as pool:
+        one = functools.partial(check, arguments.anemoe, arguments.golden)
+        for bundle, count, rewritten, problems in pool.imap(one, arguments.bundles):
+            failed += bool(problems)
+            print(f"{'FAIL' if problems else 'ok  '} {bundle}: {count} files as they were, {rewritten} packages rewritten in a copy", flush=True)
+            for problem in problems:
+                print(f"     {problem}")
     return 1 if failed else 0
 
 
