@@ -11,7 +11,7 @@
 
 use crate::activations::PackedActivations;
 use crate::elementwise::{get, put};
-use crate::matmul::{MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, Tokens, matmul_batch, multiply_rows};
+use crate::matmul::{MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, Tokens, matmul_batch, multiply_prepared};
 use crate::memory::{CacheLevel, prefetch};
 use crate::packed_rows::{PackedRows, TileProduct};
 use crate::pool::SharedPointer;
@@ -243,7 +243,7 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: the tokens' rows of the group lie below `tokens * rows`.
             let y = OutputRows { y: unsafe { to.0.add(first * rows + g * per) }, stride: rows, bias };
-            multiply_rows(isa, &w, Tokens::new(&packed, None), &RowTiles::all(&w, n), &y);
+            multiply_prepared(isa, &w, Tokens::new(&packed, None), &RowTiles::all(&w, n), &y);
         }
         WINDOWS.set(packed);
     };

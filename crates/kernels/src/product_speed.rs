@@ -25,9 +25,8 @@ pub fn measure_multiply_adds(
     tokens: usize,
     rounds: usize,
 ) -> f64 {
-    let format = index_bits.map_or(WeightFormat::Fp16, |bits| {
-        WeightFormat::Lut { bits, rows_per_table: ROWS_PER_TABLE }
-    });
+    let format = index_bits
+        .map_or(WeightFormat::Fp16, |bits| WeightFormat::Lut { bits, rows_per_table: ROWS_PER_TABLE });
     let bits = usize::from(format.bits());
     let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
     // fp16 values have magnitudes from 1 to 2; indices take all values.

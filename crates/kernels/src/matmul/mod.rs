@@ -97,7 +97,7 @@ pub fn matmul_batch(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     if work < PARALLEL_MATMUL {
         for p in all.iter_mut().flatten() {
             let y = OutputRows { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            multiply_rows(isa, &p.w, tokens(p), &RowTiles::all(&p.w, tokens(p).len()), &y);
+            multiply_prepared(isa, &p.w, tokens(p), &RowTiles::all(&p.w, tokens(p).len()), &y);
         }
         return;
     }
@@ -134,7 +134,13 @@ pub fn matmul_batch(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
 }
 
 /// Multiplies some rows of `w` by all selected tokens, in the arithmetic that the matrix is prepared for.
-pub(crate) fn multiply_prepared(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
+pub(crate) fn multiply_prepared(
+    isa: Isa,
+    w: &Matrix<'_>,
+    x: Tokens<'_>,
+    tiles: &RowTiles,
+    y: &OutputRows<'_>,
+) {
     if x.len() == 0 {
         return;
     }
