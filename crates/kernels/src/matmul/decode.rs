@@ -56,7 +56,10 @@ pub(crate) struct LutSmall<'a, const BITS: usize> {
 }
 
 impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
-    const BYTES: usize = 16 * BITS;
+    const BYTES: usize = {
+        assert!(BITS <= 4, "tables of more than sixteen entries need a lookup of their own");
+        16 * BITS
+    };
     const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = L;
     type Raw<'b, L: F32x16> = L::U32s;
@@ -76,7 +79,7 @@ impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
             2 => L::load_u16(array_at(bytes, 0)),
             3 => L::load_u24(bytes, 3),
             4 => L::load_u32(array_at(bytes, 0)),
-            _ => const { panic!("tables of more than sixteen entries need a lookup of their own") },
+            _ => unreachable!("at most four bits"),
         }
     }
     #[inline(always)]
