@@ -283,7 +283,8 @@ fn stages(
     // Gates run the checkpoint, which an assistant cannot do by itself.
     options.skip_gates |= plan.chain.assistant.is_some();
     let representatives = build.representatives();
-    let first_shards: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
+    let representative_shards: Vec<&PlannedShard> =
+        representatives.iter().map(|&i| &plan.shards[i]).collect();
     let sample = match options.skip_gates {
         true => LayerSample::default(),
         false => layer_sample::choose(build, options.outliers, &representatives, options.probe_layers)?,
@@ -291,7 +292,7 @@ fn stages(
     let references = if options.skip_gates {
         Vec::new()
     } else {
-        scratch_shards(build.family(), plan, &first_shards, &sample.indices)?
+        scratch_shards(build.family(), plan, &representative_shards, &sample.indices)?
     };
     let needs = Needs::of(build, &references.iter().collect::<Vec<_>>(), options.scratch)?;
     on_event(GatedEvent::Needs(&needs));
@@ -354,12 +355,13 @@ fn first_shards(
     let FirstShards { representatives, sample } = first;
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
-    let first_shards: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
+    let representative_shards: Vec<&PlannedShard> =
+        representatives.iter().map(|&i| &plan.shards[i]).collect();
     // A folder that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
     on_event(GatedEvent::Stage(GateStage::Representatives));
     build.shards(&representatives, options.jobs, &on_build)?;
-    report.representative.shards = first_shards.iter().map(|s| s.name.clone()).collect();
+    report.representative.shards = representative_shards.iter().map(|s| s.name.clone()).collect();
     on_event(GatedEvent::Stage(GateStage::RepresentativeResidency));
     let draft = build.draft(representatives.iter().copied());
     let found = residency::bundle(build.bundle(), &draft, &options.residency, || ())?;
@@ -389,7 +391,8 @@ fn first_shards(
         bos: options.bos.filter(|_| options.reference_given),
     };
     let package = |s: &PlannedShard| build.package(s);
-    let found = probe::probe(&site, &first_shards, &package, &inputs, options.cosine_bound, &mut |_| ())?;
+    let found =
+        probe::probe(&site, &representative_shards, &package, &inputs, options.cosine_bound, &mut |_| ())?;
     let pass = found.pass;
     report.representative.probes = Some(found);
     if !pass {
@@ -411,14 +414,14 @@ fn first_shards(
 fn scratch_shards(
     family: &Family,
     plan: &Plan,
-    first_shards: &[&PlannedShard],
+    representative_shards: &[&PlannedShard],
     sample: &[usize],
 ) -> Result<Vec<PlannedShard>> {
     let shards: Vec<&PlannedShard> = sample.iter().map(|&i| &plan.shards[i]).collect();
     let layers = shards.chunk_by(|a, b| a.layer == b.layer).map(|l| probe::fp16_references(family, plan, l));
     let layers = layers.collect::<Result<Vec<_>>>()?;
     let bytes = |l: &Vec<PlannedShard>| l.iter().map(|s| s.weights).sum::<u64>();
-    let mut all = probe::fp16_references(family, plan, first_shards)?;
+    let mut all = probe::fp16_references(family, plan, representative_shards)?;
     all.extend(layers.into_iter().max_by_key(bytes).unwrap_or_default());
     Ok(all)
 }
