@@ -384,6 +384,9 @@ fn name_properties(schema: &mut Map<String, Value>) {
     if !said.is_empty() {
         let all = schema.entry(key).or_insert(json!({}));
         let Some(all) = all.as_object_mut() else { return };
+        if key == "properties" {
+            all.retain(|name, _| own.contains_key(name));
+        }
         for (name, value) in own {
             all.entry(name).or_insert(value);
         }
@@ -619,6 +622,9 @@ pub(crate) mod tests {
             &["{\"ab\": 1, \"c\": 2}"],
             &["{\"A\": 1}", "{\"ab\": true}"],
         );
+        let mut of_one = record(json!({"enum": ["a"]}));
+        of_one["properties"] = json!({"a": {"const": 1}, "b": {"const": 2}});
+        allows(&of_one, &["{\"a\": 1}", "{}"], &["{\"a\": 2}", "{\"b\": 2}"]);
         let error = prepared(&record(json!({"minLength": 3}))).err().unwrap();
         assert!(error.contains("propertyNames"), "{error}");
     }
