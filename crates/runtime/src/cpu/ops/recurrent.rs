@@ -5,7 +5,7 @@
 //! each step: + h W_hh^T --> gates --> h [batch, hidden]
 //! ```
 //! A `reverse` op reads the steps from the last to the first, and its results lie in that order; the backward half of a
-//! bidirectional `lstm` lies at the steps that it read (coremltools' op tests). Both halves take a step together.
+//! bidirectional `lstm` lies at the steps that it read (coremltools' op tests).
 
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
@@ -55,20 +55,16 @@ impl<'a> RowProduct<'a> {
         Ok(RowProduct { w, packed: PackedActivations::default(), y: Vec::new() })
     }
 
-    /// Prepares the product with `x [n, cols]`.
-    fn of(&mut self, x: &[f32]) -> MatMul<'_> {
+    /// Computes the product with `x [n, cols]`, `[n, rows]`.
+    fn run(&mut self, x: &[f32]) -> &mut [f32] {
         let RowProduct { w, packed, y } = self;
         let (tokens, cols) = (x.len() / w.cols().max(1), w.cols());
         let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
         packed.pack(Pool::global(), w.layout(), at, tokens, cols);
         y.resize(tokens * w.rows(), 0.0);
-        MatMul { w: *w, x: packed, tokens: None, y, stride: w.rows(), bias: None }
-    }
-
-    /// Computes the product with `x [n, cols]`, `[n, rows]`.
-    fn run(&mut self, x: &[f32]) -> &mut [f32] {
-        matmul_batch(Isa::best(), Pool::global(), &mut [Some(self.of(x))]);
-        &mut self.y
+        let product = MatMul { w: *w, x: packed, tokens: None, y, stride: w.rows(), bias: None };
+        matmul_batch(Isa::best(), Pool::global(), &mut [Some(product)]);
+        y
     }
 }
 
@@ -298,15 +294,14 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             reverse: reverse || d == 1,
         })
     };
-    let mut all = (0..directions).map(direction).collect::<OpResult<Vec<_>>>()?;
     s.start(out);
     let mut activated = vec![0f32; n];
-    for i in 0..s.steps {
-        let products = all.iter_mut().map(|d| Some(d.product.of(&d.h)));
-        matmul_batch(Isa::best(), Pool::global(), &mut products.collect::<Vec<_>>());
-        for (at, d) in all.iter_mut().enumerate() {
+    // One direction after the other: a matrix stays in a cache for all steps.
+    for at in 0..directions {
+        let mut d = direction(at)?;
+        for i in 0..s.steps {
             let x = &d.x[s.read(i, d.reverse) * 4 * d.h.len()..];
-            let rows = x.chunks_exact(4 * n).zip(d.product.y.chunks_exact_mut(4 * n));
+            let rows = x.chunks_exact(4 * n).zip(d.product.run(&d.h).chunks_exact_mut(4 * n));
             for ((x, p), (h, m)) in rows.zip(d.h.chunks_exact_mut(n).zip(d.memory.chunks_exact_mut(n))) {
                 add(p, x);
                 if let Some(peephole) = d.peephole {
@@ -330,8 +325,6 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             }
             s.store(&d.h, (at, i), out);
         }
-    }
-    for (at, d) in all.iter().enumerate() {
         s.put(&d.memory, at, 0, out.get_mut(2));
     }
     Ok(())
