@@ -307,7 +307,7 @@ pub fn set_options(schema: &mut Map<String, Value>) {
     schema.entry("x-guidance").or_insert(options);
 }
 
-/// Returns a schema as the library reads it: without formats that it does not know, words that say null, and patterns with
+/// Returns a schema as the library reads it: without formats that it does not know, unlike items, words that say null, and patterns with
 /// assertions beside a format, with types in lower case, and with references that have neither escapes nor slashes in the
 /// names of definitions.
 fn library_schema(schema: &Value) -> Value {
@@ -343,6 +343,8 @@ fn library_schema(schema: &Value) -> Value {
                 return None;
             }
             ("maxLength", Value::Number(n)) if n.as_f64().is_some_and(|n| n > MAX_LENGTH) => return None,
+            ("uniqueItems", Value::Bool(_)) => return None,
+            ("type", Value::String(kind)) if kind.eq_ignore_ascii_case("any") => return None,
             ("type", Value::String(kind)) => kind.to_ascii_lowercase().into(),
             ("$ref", Value::String(name)) => {
                 let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
@@ -606,6 +608,13 @@ pub(crate) mod tests {
             let error = prepared(&text(pattern)).err().unwrap();
             assert!(error.contains("look-around"), "{error}");
         }
+    }
+
+    #[test]
+    fn unlike_items_and_any_type_are_no_rule_of_a_grammar() {
+        let set = json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true});
+        allows(&set, &["[1, 2]", "[1, 1]"], &["[\"a\"]"]);
+        allows(&json!({"type": "object", "properties": {"a": {"type": "any"}}}), &["{\"a\": [1]}"], &["[1]"]);
     }
 
     #[test]

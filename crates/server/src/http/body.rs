@@ -1,21 +1,46 @@
 //! Bodies of requests, read within limits of size and time.
 
 use super::api_error::ApiError;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::time::Duration;
+
+/// Most bytes that are read of a body that is refused: many clients look for an answer only when they have written all.
+const MOST_UNUSED: usize = 64 << 20;
 
 /// Reads a body of at most `most` bytes within `patience`.
 ///
 /// # Errors
 /// The body is too large or too slow, or is not plain JSON by its headers.
 pub async fn read_body(request: Request, most: usize, patience: Duration) -> Result<Vec<u8>, ApiError> {
-    let too_large = || {
-        let what = format!("the body has more than {most} bytes");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, what).with_code("body_too_large")
-    };
-    let (head, body) = request.into_parts();
-    let value = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let (head, mut body) = request.into_parts();
+    let refused = check_headers(&head.headers, most);
+    if refused.is_err() && head.headers.contains_key(header::EXPECT) {
+        // The client waits for an answer before it writes.
+        refused?;
+    }
+    let usable = if refused.is_ok() { most } else { 0 };
+    let read = tokio::time::timeout(patience, read_frames(&mut body, usable)).await;
+    refused?;
+    match read {
+        Ok(Ok(Some(bytes))) => Ok(bytes),
+        Ok(Ok(None)) => Err(too_large(most)),
+        Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
+        Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+    }
+}
+
+fn too_large(most: usize) -> ApiError {
+    let what = format!("the body has more than {most} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, what).with_code("body_too_large")
+}
+
+/// Refuses what the headers say of a body.
+fn check_headers(headers: &HeaderMap, most: usize) -> Result<(), ApiError> {
+    let value = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let encoding = value(header::CONTENT_ENCODING).trim();
     if !(encoding.is_empty() || encoding.eq_ignore_ascii_case("identity")) {
         let what =
@@ -23,7 +48,7 @@ pub async fn read_body(request: Request, most: usize, patience: Duration) -> Res
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what).with_code("content_encoding"));
     }
     if value(header::CONTENT_LENGTH).parse::<u64>().is_ok_and(|n| n > most as u64) {
-        return Err(too_large());
+        return Err(too_large(most));
     }
     // A page of another origin can send any content type but this one without a preflight.
     let kind = value(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
@@ -31,11 +56,23 @@ pub async fn read_body(request: Request, most: usize, patience: Duration) -> Res
         let what = "the header content-type is not application/json; curl sends it with -H 'content-type: application/json'";
         return Err(ApiError::invalid(what));
     }
-    let body = axum::body::to_bytes(body, most);
-    match tokio::time::timeout(patience, body).await {
-        Ok(Ok(bytes)) => Ok(bytes.into()),
-        Ok(Err(e)) if format!("{e:?}").contains("LengthLimit") => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
-        Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+    Ok(())
+}
+
+/// Reads a body; returns none if it has more than `most` bytes. Of such a body at most [`MOST_UNUSED`] bytes are read.
+async fn read_frames(body: &mut Body, most: usize) -> Result<Option<Vec<u8>>, axum::Error> {
+    let (mut all, mut read) = (Vec::new(), 0);
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+        let Ok(data) = frame?.into_data() else { continue };
+        read += data.len();
+        if read <= most {
+            all.extend_from_slice(&data);
+        } else {
+            all = Vec::new();
+            if read > MOST_UNUSED {
+                break;
+            }
+        }
     }
+    Ok((read <= most).then_some(all))
 }

@@ -60,7 +60,8 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     let (most, wanted) = (app.settings.most_answers, prompts.len() * params.choices);
     if wanted > most {
         let what = format!("{wanted} answers to all prompts together, where this server has {most} places");
-        return Err(ApiError::param("n", what));
+        let field = if params.choices > 1 { "n" } else { "prompt" };
+        return Err(ApiError::param(field, what));
     }
     for prompt in &prompts {
         check_length(prompt, context)?;

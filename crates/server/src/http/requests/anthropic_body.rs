@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 const BILLING: &str = "x-anthropic-billing-header:";
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 struct OutputConfig {
     format: Option<Value>,
     effort: Option<String>,
@@ -19,7 +19,7 @@ struct OutputConfig {
 
 /// Fields of the API that have an effect.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct AnthropicBody {
     model: Option<String>,
     messages: Option<Vec<Value>>,

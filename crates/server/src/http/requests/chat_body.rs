@@ -47,13 +47,14 @@ pub enum Prompts {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct StreamOptions {
     pub(super) include_usage: Option<bool>,
 }
 
 /// Body of a request. [`fields`](super::fields) says what becomes of other keys.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct Body {
     /// Name of the model.
     pub model: Option<String>,

@@ -14,20 +14,20 @@ const CHOICES: [&str; 7] = ["function", "allowed_tools", "auto", "none", "any", 
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 struct Reasoning {
     effort: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 struct TextOptions {
     format: Option<Value>,
 }
 
 /// Fields of the API that have an effect.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct ResponsesBody {
     model: Option<String>,
     input: Option<Value>,
