@@ -389,6 +389,35 @@ fn a_weight_that_is_not_a_number() {
     assert!(err.contains(Q_PROJ) && err.contains("element 70 is NaN"), "{err}");
 }
 
+/// A head beside a tied embedding is the head where its values differ, as in transformers 5.
+#[test]
+fn a_head_with_other_values_than_a_tied_embedding() {
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let with_head = |folder: &str, change: u8| {
+        Copy::of(folder).header(|header, data| {
+            let mut entry = header[EMBEDDING].clone();
+            let at = |i: usize| entry["data_offsets"][i].as_u64().unwrap() as usize;
+            let mut copy = data[at(0)..at(1)].to_vec();
+            copy[2 * 77] ^= change;
+            entry["data_offsets"] = json!([data.len(), data.len() + copy.len()]);
+            data.extend(copy);
+            header.insert("lm_head.weight".into(), entry);
+        })
+    };
+    for (change, is_tied) in [(0, true), (1, false)] {
+        let copy = with_head("fixtures/tiny-qwen2", change);
+        let checkpoint = models::load(copy.0.path().to_str().unwrap()).unwrap();
+        assert_eq!(checkpoint.remarks.len(), usize::from(!is_tied));
+        let family = models::open(checkpoint).unwrap();
+        assert_eq!(family.decoder.is_tied, is_tied);
+        family.plan(&PlanOptions::default()).unwrap();
+    }
+    // A family without a head of its own.
+    let copy = with_head("fixtures/tiny-gemma4-moe-text", 1);
+    let error = models::load(copy.0.path().to_str().unwrap()).err().unwrap().to_string();
+    assert!(error.contains("lm_head.weight") && error.contains("tie_word_embeddings"), "{error}");
+}
+
 #[test]
 fn a_folder_that_is_not_there() {
     assert!(open(&repository("no/such/folder")).unwrap_err().kind() == Kind::Io);

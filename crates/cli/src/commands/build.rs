@@ -26,10 +26,10 @@ use anemoe_convert::build::{
 };
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::compressed::CompressedMatrices;
-use anemoe_convert::models::Family;
+use anemoe_convert::models::{Family, is_synthetic};
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::checkpoint_text::{bos, gate_text};
+use anemoe_gates::checkpoint_text::{bos, gate_text, tokenizer};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, COSINE_BOUND};
@@ -38,6 +38,8 @@ use anemoe_gates::text_gate::GateText;
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
 use anemoe_io::{Error, json, locked};
+use anemoe_runtime::sampler::SamplingDefaults;
+use anemoe_text::chat::ChatTemplate;
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -155,7 +157,9 @@ impl Command for Args {
         let options = PlanArgs { calibration, ..self.options.clone() };
         let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
-        check_side_files(&family.checked_checkpoint().checkpoint)?;
+        if let Some(note) = check_side_files(&family.checked_checkpoint().checkpoint)? {
+            ui.line(format!("note: {note}"))?;
+        }
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
         let drafter = self
@@ -437,8 +441,9 @@ fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyh
     Ok(push_part(bundle, store, own, &options)?)
 }
 
-/// Checks that the files beside the weights are what their names say, so that no bundle gets an empty file or a web page.
-fn check_side_files(checkpoint: &Checkpoint) -> anyhow::Result<()> {
+/// Opens the files beside the weights as commands that run the bundle do, so that none of them refuses what took hours to
+/// build. Returns a remark if there is no tokenizer.
+fn check_side_files(checkpoint: &Checkpoint) -> anyhow::Result<Option<String>> {
     for (name, file) in checkpoint.side_files()? {
         let text = file.read()?;
         let wrong = match name.ends_with(".json") {
@@ -449,7 +454,22 @@ fn check_side_files(checkpoint: &Checkpoint) -> anyhow::Result<()> {
             return Err(Error::invalid(checkpoint.path.join(name), what).into());
         }
     }
-    Ok(())
+    if let Some(own) = &checkpoint.generation_config {
+        let path = checkpoint.path.join("generation_config.json");
+        SamplingDefaults::parse(own).map_err(|what| Error::invalid(path, what))?;
+    }
+    if checkpoint.path.is_dir() {
+        ChatTemplate::open(&checkpoint.path, None)?;
+    }
+    if checkpoint.side_file("tokenizer.json")?.is_some() {
+        tokenizer(checkpoint)?;
+        return Ok(None);
+    }
+    Ok((!is_synthetic(&checkpoint.name)).then(|| {
+        "there is no tokenizer.json: prompts are ids, chat and serve do not run. Where there is a tokenizer of another kind, \
+         AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes one"
+            .into()
+    }))
 }
 
 /// Returns the checkpoint's origin in a form that another process can open: the pinned name of the hub, or the absolute path.

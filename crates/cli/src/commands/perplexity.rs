@@ -58,6 +58,10 @@ impl Command for Args {
             let tokenizer = Tokenizer::open(&path.join("tokenizer.json"));
             let tokenizer = tokenizer.context("a text needs the model's tokenizer")?;
             let windows = self.text.windows(&tokenizer, model.chain().model.bos_token_id)?;
+            let (most, longest) = (model.chain().model.max_context, windows.iter().map(Vec::len).max());
+            if longest > Some(most) {
+                anyhow::bail!("--context {}: the bundle has a context of {most} tokens", self.text.context);
+            }
             let bar = ui.bar(windows.len() as u64, "windows");
             let started = Instant::now();
             let likelihood = bundle_likelihood(&model, &windows, &mut || bar.inc(1));

@@ -1,8 +1,11 @@
 //! Options in which a build differs from the one that a folder holds.
 
+use crate::variants::ROTATION;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Name of the checkpoint among what may differ.
+const CHECKPOINT: &str = "the checkpoint";
 /// Options of the command line by their places in the JSON form of [`crate::plan::PlanOptions`].
 const NAMES: [(&str, &str); 14] = [
     ("/quant", "--quant"),
@@ -35,14 +38,19 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
         return format!("a model of the family {was}, now {now}");
     }
     let (old_options, new_options) = (&old.0["options"], &new.0["options"]);
-    let (old, new) = (settings(old), settings(new));
+    let same_readings = old.0["readings"] == new.0["readings"];
+    let (old, mut new) = (settings(old), settings(new));
+    if !same_readings {
+        // Readings count for the hash of a checkpoint.
+        new.remove(CHECKPOINT);
+    }
     let forms = form_differences(old_options, new_options);
     let all: Vec<String> = new
         .iter()
         .filter_map(|(name, now)| {
             let was = old.get(name)?;
             (was != now).then(|| match *name {
-                "the checkpoint" => "the checkpoint's contents".to_string(),
+                CHECKPOINT => "the checkpoint's contents".to_string(),
                 _ => format!("{name} {was}, now {now}"),
             })
         })
@@ -97,7 +105,8 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
         "--calibrate",
         inputs["calibration"].as_str().map_or("none".into(), |h| format!("on tokens of SHA-256 {h}")),
     );
-    all.insert("the checkpoint", value(&inputs["checkpoint"]));
+    all.insert("the rotation of weights:", value(&chain["readings"][ROTATION]));
+    all.insert(CHECKPOINT, value(&inputs["checkpoint"]));
     all.insert("the version of anemoe:", value(&chain["generator"]));
     all
 }
@@ -158,6 +167,11 @@ mod tests {
             "--importance none, now of SHA-256 cc; the checkpoint's contents"
         );
         assert!(differences((&a, &inputs), (&a, &inputs)).contains("another version"));
+        // A reading counts for the hash of the checkpoint.
+        let mut rotated = b.clone();
+        rotated["readings"] = json!({"rotation": "hadamard"});
+        let found = differences((&a, &inputs), (&rotated, &json!({"checkpoint": "bb", "importance": null})));
+        assert!(found.contains("--quant") && !found.contains("contents"), "{found}");
         let mut zaya = b.clone();
         zaya["family"] = "zaya".into();
         let mut gemma = a.clone();

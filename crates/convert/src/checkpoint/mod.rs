@@ -49,6 +49,8 @@ pub struct Checkpoint {
     pub source: Box<dyn TensorSource>,
     /// Variants: readings on which the programs that run the checkpoint differ.
     pub variants: Variants,
+    /// What is read otherwise than the configuration says, for people.
+    pub remarks: Vec<String>,
 }
 
 impl Checkpoint {

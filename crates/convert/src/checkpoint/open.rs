@@ -45,8 +45,9 @@ pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
         Quantization::None => source,
         Quantization::Fp8 { block } => scaled(source, block)?,
     };
-    let (name, variants) = (own_name(path)?, Variants::default());
-    Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source, variants })
+    let (name, path) = (own_name(path)?, path.to_path_buf());
+    let (variants, remarks) = (Variants::default(), Vec::new());
+    Ok(Checkpoint { name, path, config, generation_config, source, variants, remarks })
 }
 
 /// Makes the error for a path without a checkpoint: the kind of thing that lies there, and what to do next.
@@ -96,7 +97,8 @@ pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
     Ok(Box::new(safetensors::Folder::single(path)?))
 }
 
-fn read_json(path: &Path) -> Result<Value> {
+/// Reads a small file of JSON.
+pub(super) fn read_json(path: &Path) -> Result<Value> {
     let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
     anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }

@@ -1,12 +1,14 @@
 //! Hugging Face folders: one `model.safetensors`, or else many files behind an index.
 
 use super::gguf::dequantize::dequantize;
+use super::open::read_json;
 use super::safetensors_header::{self, HeaderTensor, LENGTH_BYTES};
 use super::{Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, place_of};
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
@@ -24,6 +26,8 @@ const OTHER_WEIGHTS: [&str; 5] = [
     "adapter_model.safetensors",
 ];
 const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Most files of a checkpoint without an index.
+const MAX_FILES: u32 = 10_000;
 
 /// File of weights: on this machine, or elsewhere.
 enum WeightFile {
@@ -56,7 +60,10 @@ impl Folder {
             let index: ShardIndex = anemoe_io::json::parse_large(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
             // Beside a whole file, an index of other files is left over from shards that were merged.
-            Some(index.weight_map).filter(|map| !is_whole || map.values().any(|file| file == SINGLE))
+            let plain = |file: String| file.strip_prefix("./").map_or(file.clone(), str::to_string);
+            let places: BTreeMap<_, _> =
+                index.weight_map.into_iter().map(|(t, file)| (t, plain(file))).collect();
+            Some(places).filter(|map| !is_whole || map.values().any(|file| file == SINGLE))
         } else {
             if !is_whole
                 && let Some(other) = OTHER_WEIGHTS.into_iter().find(|name| folder.join(name).exists())
@@ -66,8 +73,11 @@ impl Folder {
             }
             None
         };
-        let single = || BTreeSet::from([SINGLE.to_string()]);
-        let names = index.as_ref().map_or_else(single, |index| index.values().cloned().collect());
+        let names: BTreeSet<String> = match &index {
+            Some(index) => index.values().cloned().collect(),
+            None if is_whole => BTreeSet::from([SINGLE.to_string()]),
+            None => numbered_files(folder).unwrap_or_else(|| BTreeSet::from([SINGLE.to_string()])),
+        };
         let mut files = Vec::new();
         let mut found: BTreeMap<String, (TensorInfo, usize, usize)> = BTreeMap::new();
         for name in &names {
@@ -170,6 +180,35 @@ fn read_header_elsewhere(path: &Path, file: &Arc<dyn RangedFile>) -> Result<Mapp
     Ok((WeightFile::Ranged(Arc::clone(file)), placed(path, tensors)))
 }
 
+/// Adds the special tokens of a `special_tokens_map.json` that a `tokenizer_config.json` does not name.
+fn with_special_tokens(path: PathBuf, map: &Path) -> Result<Option<SideFile>> {
+    let mut config = read_json(&path)?;
+    let (Some(all), Value::Object(tokens)) = (config.as_object_mut(), read_json(map)?) else {
+        return Ok(Some(SideFile::Path(path)));
+    };
+    let missing: Vec<_> = tokens.into_iter().filter(|(key, _)| !all.contains_key(key)).collect();
+    if missing.is_empty() {
+        return Ok(Some(SideFile::Path(path)));
+    }
+    all.extend(missing);
+    Ok(Some(SideFile::Bytes(config.to_string().into())))
+}
+
+/// Returns the names of the files of a checkpoint without an index, `NAME-00001-of-00003.safetensors` to the last, if one of
+/// them is there.
+fn numbered_files(folder: &Path) -> Option<BTreeSet<String>> {
+    let names = |file: &str| {
+        let (first, of) = file.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+        let (stem, number) = first.rsplit_once('-')?;
+        let count = of.parse::<u32>().ok().filter(|n| number.parse::<u32>().is_ok() && *n <= MAX_FILES)?;
+        let width = number.len();
+        Some((1..=count).map(|i| format!("{stem}-{i:0width$}-of-{of}.safetensors")).collect())
+    };
+    let mut files: Vec<_> = std::fs::read_dir(folder).ok()?.flatten().map(|file| file.file_name()).collect();
+    files.sort();
+    files.iter().find_map(|file| names(file.to_str()?))
+}
+
 fn placed(path: &Path, tensors: Vec<HeaderTensor>) -> Vec<(TensorInfo, usize)> {
     let info = |HeaderTensor { name, dtype, shape, bytes }| {
         let info = TensorInfo { name, dtype, shape, bytes: bytes.len() as u64, file: path.to_path_buf() };
@@ -188,9 +227,21 @@ impl TensorSource for Folder {
     }
 
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
-        let path = self.path.join(name);
         // A pipe or a broken link is refused when it is read, not taken for a file that is not there.
-        Ok(path.symlink_metadata().is_ok().then_some(SideFile::Path(path)))
+        let found = |name: &str| Some(self.path.join(name)).filter(|path| path.symlink_metadata().is_ok());
+        match (name, found(name)) {
+            ("chat_template.jinja", None) => {
+                // The older form, of models with images.
+                let config = found("chat_template.json").map(|path| read_json(&path)).transpose()?;
+                let text = config.as_ref().and_then(|config| config["chat_template"].as_str());
+                Ok(text.map(|text| SideFile::Bytes(text.into())))
+            }
+            ("tokenizer_config.json", Some(path)) => match found("special_tokens_map.json") {
+                Some(map) => with_special_tokens(path, &map),
+                None => Ok(Some(SideFile::Path(path))),
+            },
+            (_, path) => Ok(path.map(SideFile::Path)),
+        }
     }
 
     fn read_bytes(&self, name: &str, range: Range<u64>, out: &mut [u8]) -> Result<()> {
@@ -294,6 +345,8 @@ mod tests {
         let e = Example::new();
         let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
         assert_eq!(folder.tensors().iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        e.index(r#"{"a":"./one.safetensors","b":"two.safetensors"}"#);
+        let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
         let mut out = [0f32; 2];
         folder.read("a", 1..3, &mut out).unwrap();
         assert_eq!(out, [2.0, 3.0]);
@@ -390,6 +443,38 @@ mod tests {
         assert!(said.contains("two.safetensors: no such file; by the index it holds tensor `b`"), "{said}");
         std::fs::create_dir(e.at("two.safetensors")).unwrap();
         assert!(e.refused().contains("two.safetensors"));
+    }
+
+    #[test]
+    fn templates_and_special_tokens_have_older_places() {
+        let e = Example::new();
+        let write = |name: &str, text: &str| std::fs::write(e.at(name), text).unwrap();
+        let read = |name: &str| {
+            let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
+            let file = folder.side_file(name).unwrap().unwrap();
+            String::from_utf8(file.read().unwrap().into_owned()).unwrap()
+        };
+        write("chat_template.json", r#"{"chat_template": "old"}"#);
+        assert_eq!(read("chat_template.jinja"), "old");
+        write("chat_template.jinja", "new");
+        assert_eq!(read("chat_template.jinja"), "new");
+        write("tokenizer_config.json", r#"{"eos_token": null}"#);
+        assert_eq!(read("tokenizer_config.json"), r#"{"eos_token": null}"#);
+        write("special_tokens_map.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#);
+        assert_eq!(read("tokenizer_config.json"), r#"{"eos_token":null,"bos_token":"<s>"}"#);
+    }
+
+    #[test]
+    fn numbered_files_without_an_index_are_read() {
+        let e = Example::new();
+        std::fs::remove_file(e.at(INDEX)).unwrap();
+        std::fs::rename(e.at("one.safetensors"), e.at("x-00001-of-00002.safetensors")).unwrap();
+        assert!(e.refused().contains("x-00002-of-00002.safetensors"));
+        std::fs::rename(e.at("two.safetensors"), e.at("x-00002-of-00002.safetensors")).unwrap();
+        let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
+        assert_eq!(folder.tensors().iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        std::fs::write(e.at("a-1-of-4000000000.safetensors"), "").unwrap();
+        assert!(Folder::open(e.0.path(), &RangedFiles::new()).is_ok());
     }
 
     #[test]

@@ -185,6 +185,7 @@ impl Family {
         };
         facts.extend(fact);
         facts.extend(self.checked.remark_on_others());
+        facts.extend(self.checked.checkpoint.remarks.iter().cloned());
         facts.extend(d.assistant.as_ref().map(|_| {
             "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
         }));

@@ -48,11 +48,13 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     decoder(k, family, false, layers)
 }
 
+/// Name of the head in the older layout of a model with images, where it stands beside the text model.
+pub const HEAD_BESIDE: &str = "language_model.lm_head.weight";
+
 /// Returns the place of the head in the older layout of a model with images, where it stands beside the text model.
 pub fn origin(row: &TensorRow, _: &str, checkpoint: &Checkpoint) -> Option<TensorOrigin> {
-    const BESIDE: &str = "language_model.lm_head.weight";
-    let is_beside = row.name == HEAD && checkpoint.source.info(BESIDE).is_some();
-    is_beside.then(|| TensorOrigin::Whole(BESIDE.into()))
+    let is_beside = row.name == HEAD && checkpoint.source.info(HEAD_BESIDE).is_some();
+    is_beside.then(|| TensorOrigin::Whole(HEAD_BESIDE.into()))
 }
 
 /// Returns the published configuration of Llama-3.2-1B.

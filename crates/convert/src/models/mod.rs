@@ -12,6 +12,7 @@ mod gpt_oss;
 mod keys;
 mod layer_blocks;
 mod llama;
+mod own_head;
 mod qwen_moe;
 mod registry;
 mod replan;
@@ -104,6 +105,15 @@ pub fn prefix(checkpoint: &Checkpoint, decoder: &Decoder) -> Result<&'static str
     checked::prefix(checkpoint, decoder.prefixes)
 }
 
+/// Checks the name and shape of every tensor of a checkpoint.
+///
+/// # Errors
+/// A tensor is missing, superfluous or of another shape.
+pub fn check(checkpoint: &Checkpoint, decoder: &Decoder) -> Result<()> {
+    let prefix = prefix(checkpoint, decoder)?;
+    check_tensors(checkpoint.source.as_ref(), prefix, &decoder.tensors(), checked::is_unneeded)
+}
+
 /// Checks that a `config.json` names a family that is known. Nothing else of the checkpoint has to be there.
 ///
 /// # Errors
@@ -122,6 +132,7 @@ fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     }
     let checkpoint = zaya::normalize_layout(checkpoint)?;
     let Ok(known) = known_family(&checkpoint.config, &checkpoint.path) else { return Ok(checkpoint) };
+    let checkpoint = own_head::untie(checkpoint)?;
     let decoder = describe(&checkpoint)?;
     let prefix = prefix(&checkpoint, &decoder)?;
     let mut is_other = false;

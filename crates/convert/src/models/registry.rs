@@ -36,7 +36,12 @@ const PLAIN: KnownFamily = KnownFamily {
 
 /// All families.
 const FAMILIES: &[KnownFamily] = &[
-    KnownFamily { types: &["gemma4", "gemma4_text"], parse: |k, _, _| gemma4::parse(k), ..PLAIN },
+    KnownFamily {
+        types: &["gemma4", "gemma4_text"],
+        parse: |k, _, _| gemma4::parse(k),
+        origin: qwen_moe::origin,
+        ..PLAIN
+    },
     KnownFamily { types: &["gemma4_assistant"], parse: |k, all, _| gemma4::parse_assistant(k, all), ..PLAIN },
     KnownFamily {
         types: &["zaya"],

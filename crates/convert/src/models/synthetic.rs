@@ -63,7 +63,8 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
         _ => Shape::Plain,
     };
     let source = Box::new(Synthetic { path: path.clone(), shape, roles, seed, outliers, tensors });
-    Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, variants })
+    let (name, remarks) = (spec.to_string(), Vec::new());
+    Ok(Checkpoint { name, path, config, generation_config: None, source, variants, remarks })
 }
 
 /// Configuration of a published model.

@@ -111,7 +111,11 @@ pub fn check_tensors(
     match extra {
         None => Ok(()),
         Some(info) => {
-            let what = format!("tensor `{}`: this model has none of that name", info.name);
+            let hint = match info.name.ends_with("_scale") || info.name.ends_with("_scale_inv") {
+                true => "; weights with scales need a `quantization_config` in config.json",
+                false => "",
+            };
+            let what = format!("tensor `{}`: this model has none of that name{hint}", info.name);
             Err(Error::invalid(&info.file, what))
         }
     }

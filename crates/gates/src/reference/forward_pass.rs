@@ -66,6 +66,7 @@ impl<'a> DecoderForward<'a> {
     /// checkpoint runs on its weights before the rotation, which compute the same and are read faster.
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let decoder = models::describe(checkpoint)?;
+        models::check(checkpoint, &decoder)?;
         match checkpoint.source.unrotated().filter(|_| probe.is_none()) {
             Some(source) => {
                 let decoder = Decoder { is_rotated: false, ..decoder };

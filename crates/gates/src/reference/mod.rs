@@ -194,6 +194,15 @@ mod tests {
     }
 
     #[test]
+    fn tensors_that_a_model_does_not_have_are_refused() {
+        let mut checkpoint = models::load(folder("fixtures/tiny-olmoe")).unwrap();
+        checkpoint.config["num_hidden_layers"] = 1.into();
+        checkpoint.config.as_object_mut().unwrap().remove("layer_types");
+        let error = open(&checkpoint, None).err().unwrap().to_string();
+        assert!(error.contains("has none of that name"), "{error}");
+    }
+
+    #[test]
     fn small_model() {
         agrees_with_transformers("models/small-gemma4", false, false);
     }

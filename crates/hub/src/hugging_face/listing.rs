@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Files beside the weights that a build copies or reads, where they exist.
-pub const SMALL_FILES: [&str; 5] = [
+pub const SMALL_FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
 ];
 /// Index of weights in several files.
 pub const INDEX: &str = "model.safetensors.index.json";

@@ -82,7 +82,9 @@ impl SamplingDefaults {
         let count =
             |name| typed(name, key(name), "a whole number from 0 on", |v| usize::try_from(integer(v)?).ok());
         let id = |v: &Value| u32::try_from(v.as_u64()?).ok();
-        let ids = |v: &Value| v.as_array()?.iter().map(id).collect::<Option<Vec<u32>>>();
+        // -1 stands for no token.
+        let is_token = |v: &&Value| v.as_i64() != Some(-1);
+        let ids = |v: &Value| v.as_array()?.iter().filter(is_token).map(id).collect::<Option<Vec<u32>>>();
         let list = |name| typed(name, key(name), "a list of token ids", ids);
         let do_sample =
             typed("do_sample", key("do_sample"), "true or false", Value::as_bool)?.unwrap_or(false);
@@ -245,12 +247,14 @@ mod tests {
             (json!({"do_sample": 1}), "`do_sample` is not true or false"),
             (json!({"bad_words_ids": [1]}), "`bad_words_ids` is not a list of lists"),
             (json!({"sequence_bias": {"1": 2}}), "`sequence_bias` is not a list of [["),
-            (json!({"suppress_tokens": [-1]}), "`suppress_tokens` is not a list"),
+            (json!({"suppress_tokens": [-2]}), "`suppress_tokens` is not a list"),
             (json!({"max_new_tokens": -1}), "`max_new_tokens` is not a whole number from 0"),
         ] {
             let said = SamplingDefaults::parse(&file).unwrap_err();
             assert!(said.starts_with(says), "{said}");
         }
+        let none = json!({"suppress_tokens": [-1]});
+        assert_eq!(SamplingDefaults::parse(&none), SamplingDefaults::parse(&json!({})));
         let file = json!({"num_beams": 4, "no_repeat_ngram_size": 0, "epsilon_cutoff": 0.1, "stop_strings": [],
             "token_healing": false, "top_h": null, "sequence": "top_k;temperature", "temperature": null});
         assert_eq!(

@@ -473,6 +473,7 @@ fn a_checkpoint_keeps_the_rest() {
         generation_config: None,
         source: Box::new(m),
         variants: Default::default(),
+        remarks: Vec::new(),
     };
     let tensor = DerivedTensor { name: "x".into(), shape: vec![2], origin: TensorOrigin::Whole("a".into()) };
     let c = derive(checkpoint, vec![tensor], |_| false).unwrap();

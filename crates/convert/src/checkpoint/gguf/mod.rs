@@ -59,6 +59,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         generation_config,
         source: Box::new(Gguf { files, tensors, places }),
         variants: Default::default(),
+        remarks: Vec::new(),
     })
 }
 

@@ -1,0 +1,67 @@
+//! Heads that a configuration ties to the embedding and that a checkpoint has as another matrix.
+
+use super::llama::HEAD_BESIDE;
+use super::tensor_table::{HEAD, full_name};
+use super::{describe, prefix};
+use crate::checkpoint::{Checkpoint, TensorSource};
+use crate::{Error, Result};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+/// Key of a configuration that says whether the head is the embedding.
+const KEY: &str = "tie_word_embeddings";
+/// Elements that are compared at a time.
+const BLOCK: u64 = 1 << 20;
+
+/// Gives a model its own head where the configuration ties it to the embedding and the checkpoint has a head with other
+/// values, as fine-tuning leaves it: transformers 5 runs both then.
+///
+/// # Errors
+/// The matrices cannot be read, or the family has no head of its own.
+pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let decoder = describe(&checkpoint)?;
+    let embedding = full_name(prefix(&checkpoint, &decoder)?, "embed_tokens.weight");
+    let names = [HEAD, HEAD_BESIDE];
+    let Some(head) = names.into_iter().find(|name| checkpoint.source.info(name).is_some()) else {
+        return Ok(checkpoint);
+    };
+    if !decoder.is_tied || !differ(checkpoint.source.as_ref(), &embedding, head)? {
+        return Ok(checkpoint);
+    }
+    checkpoint.config[KEY] = json!(false);
+    if checkpoint.config.get("text_config").is_some_and(Value::is_object) {
+        checkpoint.config["text_config"][KEY] = json!(false);
+    }
+    describe(&checkpoint).map_err(|_| {
+        let what = format!("tensor `{head}`: other values than `{embedding}`, which is the head by {KEY}");
+        Error::unsupported(&checkpoint.path, what)
+    })?;
+    let what = "is the head, as in transformers 5, since its values are other than the embedding's";
+    checkpoint.remarks.push(format!("`{head}` {what}; the configuration says that both are one ({KEY})"));
+    Ok(checkpoint)
+}
+
+/// Tells whether two matrices of one shape have different values. Of a checkpoint elsewhere, some rows are compared.
+fn differ(source: &dyn TensorSource, a: &str, b: &str) -> Result<bool> {
+    let (Some(one), Some(other)) = (source.info(a), source.info(b)) else { return Ok(false) };
+    // Other shapes are refused with the tensors of the table.
+    if one.shape != other.shape {
+        return Ok(false);
+    }
+    let elements = one.elements();
+    let starts: Vec<u64> = match one.file.is_file() {
+        true => (0..elements.div_ceil(BLOCK)).map(|i| i * BLOCK).collect(),
+        false => (0..8).map(|i| elements / 8 * i).collect(),
+    };
+    let size = if one.file.is_file() { BLOCK } else { 1 << 10 };
+    let differ_at = |start: &u64| {
+        let range = *start..(start + size).min(elements);
+        let mut values = [a, b].map(|_| vec![0f32; (range.end - range.start) as usize]);
+        for (name, values) in [a, b].into_iter().zip(&mut values) {
+            source.read(name, range.clone(), values)?;
+        }
+        Ok(values[0] != values[1])
+    };
+    let found = starts.par_iter().map(differ_at).find_any(|found| !matches!(found, Ok(false)));
+    found.unwrap_or(Ok(false))
+}
