@@ -17,15 +17,14 @@ const MOST_UNUSED: usize = 64 << 20;
 /// The body is too large or too slow, or is not plain JSON by its headers.
 pub async fn read_body(request: Request, most: usize, patience: Duration) -> Result<Vec<u8>, ApiError> {
     let (head, mut body) = request.into_parts();
-    let refused = check_headers(&head.headers, most);
-    if refused.is_err() && head.headers.contains_key(header::EXPECT) {
-        // The client waits for an answer before it writes.
-        refused?;
+    if let Err(e) = check_headers(&head.headers, most) {
+        // A client that waits for an answer before it writes gets it.
+        if !head.headers.contains_key(header::EXPECT) {
+            let _ = tokio::time::timeout(patience, read_frames(&mut body, 0)).await;
+        }
+        return Err(e);
     }
-    let usable = if refused.is_ok() { most } else { 0 };
-    let read = tokio::time::timeout(patience, read_frames(&mut body, usable)).await;
-    refused?;
-    match read {
+    match tokio::time::timeout(patience, read_frames(&mut body, most)).await {
         Ok(Ok(Some(bytes))) => Ok(bytes),
         Ok(Ok(None)) => Err(too_large(most)),
         Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
