@@ -137,6 +137,7 @@ pub fn config(text: &[u8], fixtures: &[&str]) {
             generation_config: None,
             source: Box::new(shapes.clone()),
             variants: Default::default(),
+            remarks: Vec::new(),
         };
         if let Ok(checkpoint) = models::normalize_layout(checkpoint) {
             plan(checkpoint);

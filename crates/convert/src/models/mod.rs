@@ -126,7 +126,7 @@ pub fn check_family(config: &Value, path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// The checkpoint does not fit that layout.
-fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
+pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     if is_gguf(&checkpoint.path) {
         return Ok(checkpoint);
     }
