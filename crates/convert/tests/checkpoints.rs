@@ -389,7 +389,7 @@ fn a_weight_that_is_not_a_number() {
     assert!(err.contains(Q_PROJ) && err.contains("element 70 is NaN"), "{err}");
 }
 
-/// A head beside a tied embedding is the head where its values differ, as in transformers 5.
+/// Checks that a head beside a tied embedding is the head where its values differ, as in transformers 5.
 #[test]
 fn a_head_with_other_values_than_a_tied_embedding() {
     const EMBEDDING: &str = "model.embed_tokens.weight";

@@ -31,6 +31,9 @@ const WEIGHT_DTYPES: &str = "BF16, F16, F32, F8_E4M3 or F8_E5M2";
 /// Largest file beside the weights that is copied into a bundle; Gemma's tokenizer has 32 MB.
 const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;
 
+/// Largest `config.json`, or other small file of JSON, that is read.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
 /// Files beside the weights that belong into a bundle.
 pub const SIDE_FILES: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
@@ -49,7 +52,7 @@ pub struct Checkpoint {
     pub source: Box<dyn TensorSource>,
     /// Variants: readings on which the programs that run the checkpoint differ.
     pub variants: Variants,
-    /// What is read otherwise than the configuration says, for people.
+    /// Remarks on what is read otherwise than the configuration says.
     pub remarks: Vec<String>,
 }
 
@@ -146,6 +149,12 @@ impl SideFile {
             SideFile::Bytes(bytes) => bytes.len() as u64,
         }
     }
+}
+
+/// Reads a small file of JSON.
+fn read_json(path: &Path) -> Result<Value> {
+    let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
+    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }
 
 /// Returns the last part of a path: a bundle does not say where on a disk its checkpoint was.

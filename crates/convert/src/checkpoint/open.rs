@@ -1,16 +1,12 @@
 //! Opens what a path names: a folder, a GGUF file, or one `.safetensors` file.
 
 use super::quantized::{Quantization, quantization, scaled};
-use super::{Checkpoint, TensorSource, gguf, own_name, safetensors};
+use super::{Checkpoint, TensorSource, gguf, own_name, read_json, safetensors};
 use crate::path_kind::{self, PathKind};
 use crate::variants::Variants;
 use crate::{Error, Result};
-use anemoe_io::{RangedFiles, read_input};
-use serde_json::Value;
+use anemoe_io::RangedFiles;
 use std::path::Path;
-
-/// Largest `config.json` or `generation_config.json` that is read.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// File that makes a folder an adapter (LoRA).
 const ADAPTER: &str = "adapter_config.json";
@@ -95,10 +91,4 @@ fn not_a_checkpoint(path: &Path) -> Error {
 /// The file cannot be read or breaks the format.
 pub fn open_safetensors(path: &Path) -> Result<Box<dyn TensorSource>> {
     Ok(Box::new(safetensors::Folder::single(path)?))
-}
-
-/// Reads a small file of JSON.
-pub(super) fn read_json(path: &Path) -> Result<Value> {
-    let text = read_input(path, MAX_CONFIG_BYTES).map_err(|e| Error::io(path, e))?;
-    anemoe_io::json::parse(&text).map_err(|e| Error::invalid(path, format!("JSON: {e}")))
 }

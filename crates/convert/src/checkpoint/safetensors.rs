@@ -1,9 +1,8 @@
 //! Hugging Face folders: one `model.safetensors`, or else many files behind an index.
 
 use super::gguf::dequantize::dequantize;
-use super::open::read_json;
 use super::safetensors_header::{self, HeaderTensor, LENGTH_BYTES};
-use super::{Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, place_of};
+use super::{Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, place_of, read_json};
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;

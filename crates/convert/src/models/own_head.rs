@@ -1,8 +1,10 @@
 //! Heads that a configuration ties to the embedding and that a checkpoint has as another matrix.
 
+use super::checked::prefix;
+use super::decoder::Decoder;
 use super::llama::HEAD_BESIDE;
+use super::registry::parse;
 use super::tensor_table::{HEAD, full_name};
-use super::{describe, prefix};
 use crate::checkpoint::{Checkpoint, TensorSource};
 use crate::{Error, Result};
 use rayon::prelude::*;
@@ -19,8 +21,8 @@ const BLOCK: u64 = 1 << 20;
 /// # Errors
 /// The matrices cannot be read, or the family has no head of its own.
 pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
-    let decoder = describe(&checkpoint)?;
-    let embedding = full_name(prefix(&checkpoint, &decoder)?, "embed_tokens.weight");
+    let decoder = described(&checkpoint)?;
+    let embedding = full_name(prefix(&checkpoint, decoder.prefixes)?, "embed_tokens.weight");
     let names = [HEAD, HEAD_BESIDE];
     let Some(head) = names.into_iter().find(|name| checkpoint.source.info(name).is_some()) else {
         return Ok(checkpoint);
@@ -32,13 +34,17 @@ pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     if checkpoint.config.get("text_config").is_some_and(Value::is_object) {
         checkpoint.config["text_config"][KEY] = json!(false);
     }
-    describe(&checkpoint).map_err(|_| {
+    described(&checkpoint).map_err(|_| {
         let what = format!("tensor `{head}`: other values than `{embedding}`, which is the head by {KEY}");
         Error::unsupported(&checkpoint.path, what)
     })?;
     let what = "is the head, as in transformers 5, since its values are other than the embedding's";
     checkpoint.remarks.push(format!("`{head}` {what}; the configuration says that both are one ({KEY})"));
     Ok(checkpoint)
+}
+
+fn described(checkpoint: &Checkpoint) -> Result<Decoder> {
+    parse(&checkpoint.config, &checkpoint.config_path(), checkpoint.variants)
 }
 
 /// Tells whether two matrices of one shape have different values. Of a checkpoint elsewhere, some rows are compared.
