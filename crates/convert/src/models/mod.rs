@@ -35,6 +35,7 @@ pub use decoder::{
 };
 pub use family::Family;
 pub use keys::token_ids;
+pub use registry::describe;
 pub use replan::replan;
 pub use rotate::{can_rotate, rotate};
 pub use sizes::Sizes;
@@ -45,7 +46,7 @@ use crate::checkpoint::{
     Checkpoint, DerivedTensor, TensorOrigin, derive, is_gguf, open_checkpoint, open_in_ranges,
 };
 use anemoe_io::RangedFiles;
-use registry::{known_family, parse};
+use registry::known_family;
 use serde_json::Value;
 use std::path::Path;
 
@@ -87,14 +88,6 @@ pub fn open(checkpoint: Checkpoint) -> Result<Family> {
     let decoder = describe(&checkpoint)?;
     let checked = CheckedCheckpoint::new(checkpoint, decoder.prefixes, &decoder.tensors())?;
     Ok(Family::new(decoder, checked, known.remarks))
-}
-
-/// Reads the description of a checkpoint's model.
-///
-/// # Errors
-/// The family is not known, a key is missing or has an impossible value, or a feature is not implemented.
-pub fn describe(checkpoint: &Checkpoint) -> Result<Decoder> {
-    parse(&checkpoint.config, &checkpoint.config_path(), checkpoint.variants)
 }
 
 /// Returns the prefix of the names of a checkpoint's tensors.

@@ -1,9 +1,8 @@
 //! Heads that a configuration ties to the embedding and that a checkpoint has as another matrix.
 
 use super::checked::prefix;
-use super::decoder::Decoder;
 use super::llama::HEAD_BESIDE;
-use super::registry::parse;
+use super::registry::describe;
 use super::tensor_table::{HEAD, full_name};
 use crate::checkpoint::{Checkpoint, TensorSource};
 use crate::{Error, Result};
@@ -21,7 +20,7 @@ const BLOCK: u64 = 1 << 20;
 /// # Errors
 /// The matrices cannot be read, or the family has no head of its own.
 pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
-    let decoder = described(&checkpoint)?;
+    let decoder = describe(&checkpoint)?;
     let embedding = full_name(prefix(&checkpoint, decoder.prefixes)?, "embed_tokens.weight");
     let names = [HEAD, HEAD_BESIDE];
     let Some(head) = names.into_iter().find(|name| checkpoint.source.info(name).is_some()) else {
@@ -34,7 +33,7 @@ pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     if checkpoint.config.get("text_config").is_some_and(Value::is_object) {
         checkpoint.config["text_config"][KEY] = json!(false);
     }
-    described(&checkpoint).map_err(|_| {
+    describe(&checkpoint).map_err(|_| {
         let what = format!("tensor `{head}`: other values than `{embedding}`, which is the head by {KEY}");
         Error::unsupported(&checkpoint.path, what)
     })?;
@@ -43,23 +42,16 @@ pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-fn described(checkpoint: &Checkpoint) -> Result<Decoder> {
-    parse(&checkpoint.config, &checkpoint.config_path(), checkpoint.variants)
-}
-
-/// Tells whether two matrices of one shape have different values. Of a checkpoint elsewhere, some rows are compared.
+/// Tells whether two matrices differ. Of a checkpoint elsewhere, eight places are compared.
 fn differ(source: &dyn TensorSource, a: &str, b: &str) -> Result<bool> {
     let (Some(one), Some(other)) = (source.info(a), source.info(b)) else { return Ok(false) };
-    // Other shapes are refused with the tensors of the table.
+    // A head of another shape is refused with the tensors of the table.
     if one.shape != other.shape {
-        return Ok(false);
+        return Ok(true);
     }
     let elements = one.elements();
-    let starts: Vec<u64> = match one.file.is_file() {
-        true => (0..elements.div_ceil(BLOCK)).map(|i| i * BLOCK).collect(),
-        false => (0..8).map(|i| elements / 8 * i).collect(),
-    };
-    let size = if one.file.is_file() { BLOCK } else { 1 << 10 };
+    let (size, step) = if one.file.is_file() { (BLOCK, BLOCK) } else { (1 << 10, elements.div_ceil(8)) };
+    let starts: Vec<u64> = (0..elements).step_by(step.max(1) as usize).collect();
     let differ_at = |start: &u64| {
         let range = *start..(start + size).min(elements);
         let mut values = [a, b].map(|_| vec![0f32; (range.end - range.start) as usize]);

@@ -84,6 +84,14 @@ const FAMILIES: &[KnownFamily] = &[
     },
 ];
 
+/// Reads the description of a checkpoint's model.
+///
+/// # Errors
+/// The family is not known, a key is missing or has an impossible value, or a feature is not implemented.
+pub fn describe(checkpoint: &Checkpoint) -> Result<Decoder> {
+    parse(&checkpoint.config, &checkpoint.config_path(), checkpoint.variants)
+}
+
 /// Reads the description of a model from its configuration.
 ///
 /// # Errors

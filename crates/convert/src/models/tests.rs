@@ -20,7 +20,7 @@ fn text(config: &mut Value) -> &mut Map<String, Value> {
 }
 
 fn parsed(config: &Value) -> Result<Decoder> {
-    parse(config, Path::new("config.json"), Variants::default())
+    super::registry::parse(config, Path::new("config.json"), Variants::default())
 }
 
 fn error(model: &str, key: &str, value: Value) -> String {

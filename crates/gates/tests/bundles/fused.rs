@@ -99,7 +99,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                     assert!(cosines[at] >= 0.999, "{what}: {cosines:?}");
                     assert_ne!(own, whole, "{what}");
                 }
-                for chunk in [1, 3] {
+                for chunk in [1, 3, 4] {
                     let mut sequence = model.sequence();
                     let pieces = model.append(&mut sequence, &ids, Logits::All, Some(chunk)).unwrap();
                     assert!(pieces == own, "{what}: calls of {chunk} tokens change bits");
