@@ -412,14 +412,6 @@ fn a_head_with_other_values_than_a_tied_embedding() {
         assert_eq!(family.decoder.is_tied, is_tied);
         family.plan(&PlanOptions::default()).unwrap();
     }
-    // A head of another shape.
-    let copy = with_head("fixtures/tiny-qwen2", 0).header(|header, _| {
-        let entry = &mut header["lm_head.weight"];
-        let (rows, cols) = (entry["shape"][0].as_u64().unwrap(), entry["shape"][1].as_u64().unwrap());
-        entry["shape"] = json!([rows * 2, cols / 2]);
-    });
-    let error = open(copy.0.path()).unwrap_err().to_string();
-    assert!(error.contains("`lm_head.weight`: shape [1024, 32], expected [512, 64]"), "{error}");
     // A family without a head of its own.
     let copy = with_head("fixtures/tiny-gemma4-moe-text", 1);
     let error = models::load(copy.0.path().to_str().unwrap()).err().unwrap().to_string();

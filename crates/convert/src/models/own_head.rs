@@ -42,12 +42,12 @@ pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// Tells whether two matrices differ. Of a checkpoint elsewhere, eight places are compared.
+/// Tells whether two matrices of one shape differ. Of a checkpoint elsewhere, eight places are compared.
 fn differ(source: &dyn TensorSource, a: &str, b: &str) -> Result<bool> {
     let (Some(one), Some(other)) = (source.info(a), source.info(b)) else { return Ok(false) };
-    // A head of another shape is refused with the tensors of the table.
+    // A head of another shape cannot be the model's: it holds a place.
     if one.shape != other.shape {
-        return Ok(true);
+        return Ok(false);
     }
     let elements = one.elements();
     let (size, step) = if one.file.is_file() { (BLOCK, BLOCK) } else { (1 << 10, elements.div_ceil(8)) };
