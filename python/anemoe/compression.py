@@ -89,7 +89,7 @@ def _guess(fields: Dict[str, Any]) -> str:
         return "OpThresholdPrunerConfig"
     if "target_sparsity" in fields or "n_m_ratio" in fields:
         return "OpMagnitudePrunerConfig"
-    if "nbits" in fields or fields.get("mode") in ("kmeans", "uniform", "unique"):
+    if "nbits" in fields or fields.get("mode") in ("kmeans", "uniform", "unique", "custom"):
         return "OpPalettizerConfig"
     return "OpLinearQuantizerConfig"
 
@@ -193,6 +193,43 @@ def _pruned(config: _Config, function: str, name: str, shape: List[int], users: 
     return None if share == 0 else _anemoe.Job.share(function, name, float(share), size, axis)
 
 
+def _custom(config: _Config, function: str, name: str, weight: np.ndarray, axis: int, group: int, vector: int, scaled: bool) -> Optional[_anemoe.Job]:
+    """Returns the job of the tables that `lut_function` gives for each group of channels; None where groups or vectors do not fit."""
+    wrong = lambda what: ValueError(f"weight '{name}': lut_function {what}")
+    whole, scale = weight, np.zeros((0,) * weight.ndim, np.float32)
+    if scaled:
+        scale = np.abs(weight).max(axis=tuple(a for a in range(weight.ndim) if a != axis), keepdims=True)
+        scale[scale == 0] = 1
+        weight = weight / scale
+    moved = np.swapaxes(weight, 0, axis)
+    if moved.shape[0] % group or group % vector:
+        return None
+    tables, codes = [], []
+    for rows in np.split(moved, moved.shape[0] // group):
+        lut, indices = config["lut_function"](rows)
+        lut, indices = np.asarray(lut, np.float32), np.asarray(indices)
+        if lut.size == 0 or lut.size % vector or lut.size // vector > 256 or not np.all(np.isfinite(lut)):
+            raise wrong(f"gave a table of shape {lut.shape}, expected up to 256 finite entries of {vector}")
+        if indices.size != rows.size // vector or indices.dtype.kind not in "iu":
+            raise wrong(f"gave {indices.size} indices of {indices.dtype}, expected {rows.size // vector} integers")
+        if indices.min() < 0 or indices.max() >= lut.size // vector:
+            raise wrong(f"gave an index of {indices.min()} or {indices.max()} for {lut.size // vector} entries")
+        tables.append(lut.reshape(-1, vector))
+        codes.append(indices.astype(np.uint8).reshape(group // vector, *moved.shape[1:]))
+    most = max(len(lut) for lut in tables)
+    bits = next(n for n in (1, 2, 3, 4, 6, 8) if most <= 2**n)
+    tables = [np.pad(lut, ((0, 2**bits - len(lut)), (0, 0))) for lut in tables]
+    decoded = [np.moveaxis(lut[c], -1, 1).reshape(group, *moved.shape[1:]) for lut, c in zip(tables, codes)]
+    decoded = np.swapaxes(np.concatenate(decoded), 0, axis) * (scale if scaled else 1)
+    lut = np.swapaxes(np.stack(tables).reshape(len(tables), *(1,) * (weight.ndim - 1), 2**bits, vector), 0, axis)
+    square = lambda values: float(np.sum(values.astype(np.float64) ** 2))
+    relative = square(decoded - whole) / (square(whole) or 1.0)
+    flat = lambda values, dtype: np.ascontiguousarray(values, dtype)
+    indices = flat(np.swapaxes(np.concatenate(codes), 0, axis), np.uint8)
+    vector_axis = axis if vector > 1 else None
+    return _anemoe.Job.tables(function, name, bits, indices, flat(lut, np.float32), vector_axis, flat(scale, np.float32), relative)
+
+
 def _job(config: _Config, function: str, name: str, shape: List[int], users: List[_User], named: bool, read: Any) -> Optional[_anemoe.Job]:
     """Returns the job of a weight; None where it stays."""
     if np.prod(shape) <= (config["weight_threshold"] or 0):
@@ -207,8 +244,8 @@ def _job(config: _Config, function: str, name: str, shape: List[int], users: Lis
     axes = axes or (0, 1)
     if config.kind == "OpPalettizerConfig":
         mode, nbits = config["mode"], config["nbits"]
-        if config["lut_function"] is not None:
-            raise refuse("lut_function is not implemented")
+        if (mode == "custom") != callable(config["lut_function"]):
+            raise ValueError(f"expected a function as lut_function for mode 'custom' alone, got {config['lut_function']!r} for '{mode}'")
         vector, scaled = _count(config, "cluster_dim", config["cluster_dim"]), bool(config["enable_per_channel_scale"])
         if mode == "unique" and (vector > 1 or scaled):
             raise refuse("mode 'unique' with cluster_dim or enable_per_channel_scale is not implemented")
@@ -217,8 +254,11 @@ def _job(config: _Config, function: str, name: str, shape: List[int], users: Lis
             nbits = next((n for n in (1, 2, 4, 6, 8) if distinct <= 2**n), None)
             if nbits is None:
                 return None
+        elif mode == "custom":
+            if nbits is not None:
+                raise ValueError(f"expected no nbits with mode 'custom', whose lut_function decides, got {nbits}")
         elif mode not in ("kmeans", "uniform"):
-            raise ValueError(f"expected mode 'kmeans', 'uniform' or 'unique', got '{mode}'")
+            raise ValueError(f"expected mode 'kmeans', 'uniform', 'unique' or 'custom', got '{mode}'")
         elif nbits not in (1, 2, 3, 4, 6, 8):
             raise ValueError(f"expected nbits of 1, 2, 3, 4, 6 or 8, got {nbits}")
         if config["granularity"] not in ("per_tensor", "per_grouped_channel"):
@@ -235,6 +275,8 @@ def _job(config: _Config, function: str, name: str, shape: List[int], users: Lis
         if any(output(user) % vector for user in users):
             return None
         group = _count(config, "group_size", config["group_size"] or shape[axes[0]])
+        if mode == "custom":
+            return _custom(config, function, name, read(), axes[0], shape[axes[0]] if per_tensor else group, vector, scaled)
         return _anemoe.Job.quantize(function, name, kind, [group, 32], list(axes), False, vector, scaled)
     block = config["block_size"]
     granularity = {"per_tensor": "tensor", "per_channel": "channel", "per_block": "block"}.get(config["granularity"])

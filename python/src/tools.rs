@@ -4,11 +4,13 @@ use crate::exception;
 use crate::model::{Runner, open, tensor};
 use anemoe_convert::one_tensor::{TensorJob, WeightOp};
 use anemoe_convert::package_weights::{
-    CodeForm, Pruning, WeightJob, compress as compress_package, dense_weights as dense,
+    CodeForm, GivenTables, Pruning, WeightJob, compress as compress_package, dense_weights as dense,
 };
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::package_inputs::PackageInputs;
 use anemoe_gates::residency::{self, CheckOptions};
+use anemoe_kernels::IndexBits;
+use anemoe_mlpackage::mil::DataType;
 use anemoe_mlpackage::mil::text;
 use anemoe_mlpackage::mil::verify as rules;
 use anemoe_runtime::cpu::CpuPackage;
@@ -82,8 +84,8 @@ fn structure(py: Python<'_>, path: PathBuf, spec: Option<Vec<u8>>) -> PyResult<V
 #[pyclass(frozen, module = "anemoe._anemoe")]
 struct Weights {
     package: CpuPackage,
-    /// Name for Python, function and name in the program.
-    names: Vec<(String, String, String)>,
+    /// Name for Python, function and name in the program, and true for fp16.
+    names: Vec<(String, String, String, bool)>,
 }
 
 #[pymethods]
@@ -97,14 +99,15 @@ impl Weights {
         for (function, body) in functions {
             for op in body.block.operations.iter().filter(|op| op.op_type.starts_with("const")) {
                 let [output] = op.outputs.as_slice() else { continue };
-                let is_weight = |t: &anemoe_mlpackage::mil::TensorType| t.dtype.is_float() && t.rank() > 1;
-                if output.ty.tensor().is_some_and(is_weight) {
+                let weight = output.ty.tensor().filter(|t| t.dtype.is_float() && t.rank() > 1);
+                if let Some(ty) = weight {
                     let shown = if functions.len() > 1 {
                         format!("{function}/{}", output.name)
                     } else {
                         output.name.clone()
                     };
-                    names.push((shown, function.clone(), output.name.clone()));
+                    let is_half = ty.dtype == DataType::Float16;
+                    names.push((shown, function.clone(), output.name.clone(), is_half));
                 }
             }
         }
@@ -117,13 +120,14 @@ impl Weights {
         self.names.iter().map(|(shown, ..)| shown.as_str()).collect()
     }
 
-    /// Returns the values of a weight.
+    /// Returns the values of a weight, in its own type.
     fn read<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let found = self.names.iter().find(|(shown, ..)| shown == name);
-        let (_, function, name) =
+        let (_, function, name, is_half) =
             found.ok_or_else(|| PyValueError::new_err(format!("no weight '{name}'")))?;
         let tensor = py.detach(|| self.package.constant(function, name)).map_err(exception)?;
-        crate::model::array(py, tensor)
+        let array = crate::model::array(py, tensor)?;
+        if *is_half { array.call_method1("astype", ("float16",)) } else { Ok(array) }
     }
 }
 
@@ -245,6 +249,33 @@ impl Job {
         };
         let groups = Groups { rows: groups[0], block: groups[1] };
         Ok(Job { function, name, job: WeightJob::Quantize { kind, groups, axes, form } })
+    }
+
+    /// Tables that were made elsewhere: `indices` of the weight's shape, or of vectors along an axis, `lut` as
+    /// `constexpr_lut_to_dense` has it, and scales, which are empty where there are none.
+    #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
+    fn tables(
+        function: String,
+        name: String,
+        bits: u8,
+        indices: PyReadonlyArrayDyn<'_, u8>,
+        lut: PyReadonlyArrayDyn<'_, f32>,
+        vector_axis: Option<usize>,
+        scale: PyReadonlyArrayDyn<'_, f32>,
+        relative_mse: f64,
+    ) -> PyResult<Job> {
+        let wrong = |what: String| PyValueError::new_err(what);
+        let bits = IndexBits::try_from(bits).map_err(wrong)?;
+        let floats = |array: &PyReadonlyArrayDyn<'_, f32>| {
+            let values = array.to_vec().map_err(|_| wrong("expected an array in C order".into()))?;
+            Ok::<_, PyErr>((array.shape().to_vec(), values))
+        };
+        let codes = indices.to_vec().map_err(|_| wrong("expected indices in C order".into()))?;
+        let indices = (indices.shape().to_vec(), codes);
+        let (lut, scale) = (floats(&lut)?, Some(floats(&scale)?).filter(|(_, values)| !values.is_empty()));
+        let tables = GivenTables { bits, indices, lut, vector_axis, scale, relative_mse };
+        Ok(Job { function, name, job: WeightJob::Tables(tables.into()) })
     }
 
     /// Zeros up to a magnitude.

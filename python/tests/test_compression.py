@@ -244,6 +244,43 @@ def test_functions_share_compressed_weights(functions, linear, folder):
     assert size < 1.3 * sum(row["after"] for row in model.compression[:2]) + 2000
 
 
+def thirds(weight):
+    """A table of three multiples of the largest weight, as `lut_function` gives it."""
+    lut = (float(weight.max()) * np.array([-0.6, 0.0, 0.6, 0.0])).astype(weight.dtype)
+    return lut, np.argmin(np.abs(weight.reshape(-1, 1) - lut[:3]), axis=1).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"granularity": "per_grouped_channel", "group_size": 8}, {"granularity": "per_grouped_channel", "group_size": 4, "channel_axis": 1}],
+)
+def test_tables_of_a_function_are_those_that_coremltools_writes(conv_model, fields):
+    config = Config(global_config=Palettizer(mode="custom", lut_function=thirds, **fields))
+    found = pairs(conv_model, config, cto.palettize_weights)
+    assert any(not np.array_equal(was, ours) for _, was, ours, _ in found)
+    for name, _, ours, theirs in found:
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_functions_give_tables_of_vectors_and_see_scaled_weights(linear):
+    seen = []
+
+    def pairs_of_rows(rows):
+        seen.append(float(np.abs(rows).max()))
+        return np.array([[-0.5, 0.5], [0.5, 0.5]], np.float32), np.arange(rows.size // 2) % 2
+
+    config = {"mode": "custom", "lut_function": pairs_of_rows, "cluster_dim": 2, "enable_per_channel_scale": True}
+    model = anemoe.compress(linear, config)
+    assert seen == [1.0, 1.0]
+    before, after = weights(linear), weights(model)
+    for row in model.compression:
+        assert row["kind"] == "lut1" and row["after"] < row["before"] / 8
+        was, now = before[row["name"]], after[row["name"]]
+        scale = np.abs(was).max(axis=1, keepdims=True)
+        np.testing.assert_allclose(np.abs(now), np.broadcast_to(scale / 2, now.shape), rtol=2e-3)
+        assert row["relative_mse"] == pytest.approx(error(was, now) / error(was, 0 * was), rel=1e-2)
+
+
 @pytest.mark.parametrize(
     "config, error, words",
     [
@@ -257,7 +294,11 @@ def test_functions_share_compressed_weights(functions, linear, folder):
         ({"mode": "linear", "dtype": "int3"}, ValueError, "expected dtype"),
         ({"global_configs": {}}, ValueError, "has no 'global_configs'"),
         ({"nbits": 4, "cluster_dim": 0}, ValueError, "expected cluster_dim from 1"),
-        ({"nbits": 4, "lut_function": len}, NotImplementedError, "lut_function"),
+        ({"nbits": 4, "lut_function": len}, ValueError, "for mode 'custom' alone"),
+        ({"mode": "custom"}, ValueError, "expected a function as lut_function"),
+        ({"mode": "custom", "lut_function": lambda w: ([0.0, 1.0], [0])}, ValueError, "gave 1 indices"),
+        ({"mode": "custom", "lut_function": lambda w: ([0.0], np.ones(w.size, int))}, ValueError, "an index of 1 or 1 for 1 entries"),
+        ({"mode": "custom", "lut_function": lambda w: (np.zeros(300), np.zeros(w.size, int))}, ValueError, "up to 256"),
         ({"mode": "uniform", "nbits": 4, "cluster_dim": 2}, ValueError, "uniform tables have no vectors"),
         ({"n_m_ratio": (3, 2)}, ValueError, "n <= m"),
         ({"n_m_ratio": (1, 2), "target_sparsity": 0.5}, ValueError, "expected target_sparsity"),

@@ -339,7 +339,10 @@ fn metadata_that_is_impossible_or_not_implemented() {
         (number("gemma4.block_count", u32::MAX), "`gemma4.block_count` is 4294967295"),
         (number("gemma4.block_count", 7), "has 6 entries for 7 layers"),
         (number("gemma4.attention.head_count", 0), "`num_attention_heads` is 0"),
-        (number("gemma4.expert_count", 0), "unsupported configuration: `enable_moe_block`"),
+        (
+            number("gemma4.expert_count", 0),
+            "`model.layers.0.experts.down_proj`: this model has none of that name",
+        ),
         (number("gemma4.embedding_length_per_layer_input", 256), "hidden_size_per_layer_input"),
         (number("gemma4.attention.shared_kv_layers", 2), "num_kv_shared_layers"),
         (

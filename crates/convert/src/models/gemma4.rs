@@ -1,4 +1,4 @@
-//! Gemma 4 with experts (Gemma-4-26B-A4B and its like): `model_type` gemma4 or gemma4_text, in the published form and
+//! Gemma 4 with experts (Gemma-4-26B-A4B) and without (Gemma-4-31B): `model_type` gemma4 or gemma4_text, in the published form and
 //! in the form that transformers saves. `gemma4_assistant` is a model without keys and values that drafts for one of these.
 
 use super::common_keys::{FULL, FULL_ATTENTION, SLIDING, SLIDING_ATTENTION, decoder, rope};
@@ -36,23 +36,12 @@ pub const PREFIXES: &[&str] = &["model.language_model.", "model.", "language_mod
 pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     expect_common(k)?;
     k.expect("num_kv_shared_layers", &[json!(0)])?;
-    if k.get("enable_moe_block") != Some(&json!(true)) {
-        return Err(k.unsupported("`enable_moe_block` is not true: only models with experts are read".into()));
-    }
-    let (count, active) = (k.size("num_experts")?, k.size("top_k_experts")?);
-    k.check_experts(count, active)?;
-    let router = RouterKind::Linear { has_bias: false, renormalizes: true, is_scaled: true };
-    let width = k.size("moe_intermediate_size")?;
-    let experts = ExpertLayer { count, active, width, has_bias: false, router };
+    let experts = k.flag("enable_moe_block", false)?.then(|| experts(k)).transpose()?;
     let dense = k.size("intermediate_size")?;
     let attentions = attentions(k)?;
     let full = attentions.iter().filter(|a| a.window.is_none()).count();
-    let layer = |attention| Layer {
-        attention,
-        activation: Activation::GeluTanh,
-        dense: Some(dense),
-        experts: Some(experts),
-    };
+    let layer =
+        |attention| Layer { attention, activation: Activation::GeluTanh, dense: Some(dense), experts };
     let mut d = decoder(k, "gemma4", true, attentions.into_iter().map(layer).collect())?;
     for key in ["head_dim", "num_key_value_heads", "tie_word_embeddings"] {
         d.summary.remove(key);
@@ -126,6 +115,13 @@ fn expect_common(k: Keys<'_>) -> Result<()> {
     // Text is causal either way; images, which "vision" concerns, are not read.
     k.expect("use_bidirectional_attention", &[json!("vision"), json!(false)])?;
     k.expect("attn_logit_softcapping", &[])
+}
+
+fn experts(k: Keys<'_>) -> Result<ExpertLayer> {
+    let (count, active) = (k.size("num_experts")?, k.size("top_k_experts")?);
+    k.check_experts(count, active)?;
+    let router = RouterKind::Linear { has_bias: false, renormalizes: true, is_scaled: true };
+    Ok(ExpertLayer { count, active, width: k.size("moe_intermediate_size")?, has_bias: false, router })
 }
 
 fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {

@@ -73,7 +73,6 @@ fn features_that_are_not_implemented_are_named() {
         ("gemma4-26b-a4b", "num_kv_shared_layers", json!(4)),
         ("gemma4-26b-a4b", "use_double_wide_mlp", json!(true)),
         ("gemma4-26b-a4b", "hidden_activation", json!("silu")),
-        ("gemma4-26b-a4b", "enable_moe_block", json!(false)),
         ("gemma4-26b-a4b", "tie_word_embeddings", json!(false)),
         ("gemma4-26b-a4b", "use_bidirectional_attention", json!("all")),
         ("gemma4-26b-a4b", "attn_logit_softcapping", json!(50.0)),

@@ -61,7 +61,7 @@ pub struct WeightUser {
 }
 
 /// Compression of one weight.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum WeightJob {
     /// Tables or integers.
     Quantize {
@@ -76,6 +76,28 @@ pub enum WeightJob {
     },
     /// Zeros are left out.
     Sparse(Pruning),
+    /// Tables that were made elsewhere.
+    Tables(Box<GivenTables>),
+}
+
+/// Dimensions, outermost first, and elements.
+pub type Array<T> = (Vec<usize>, Vec<T>);
+
+/// Operands of a `constexpr_lut_to_dense`, and what becomes of its result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenTables {
+    /// Width of an index.
+    pub bits: IndexBits,
+    /// Indices; for vectors the axis that an entry is along is shorter.
+    pub indices: Array<u8>,
+    /// Entries `[groups of each axis.., entries, numbers of an entry]`.
+    pub lut: Array<f32>,
+    /// Axis that an entry is along, for vectors.
+    pub vector_axis: Option<usize>,
+    /// Scales, of an axis or of none.
+    pub scale: Option<Array<f32>>,
+    /// Squared error over squared weights.
+    pub relative_mse: f64,
 }
 
 /// Form of codes.
@@ -276,7 +298,7 @@ impl Rewriter<'_, '_> {
         for mut op in operations {
             let key = op.outputs.first().map(|o| (self.function.clone(), o.name.clone()));
             if let (Some(value), Some(job)) = (dense_value(&op), key.and_then(|key| self.jobs.get(&key))) {
-                let (new, report) = self.compressed(&value.clone(), *job, &op)?;
+                let (new, report) = self.compressed(&value.clone(), job, &op)?;
                 self.reports.push(report);
                 let last = match new {
                     OpsOfWeight::None => None,
@@ -337,12 +359,12 @@ impl Rewriter<'_, '_> {
         Ok(())
     }
 
-    fn compressed(&mut self, value: &Value, job: WeightJob, op: &Operation) -> Result<Rewritten> {
+    fn compressed(&mut self, value: &Value, job: &WeightJob, op: &Operation) -> Result<Rewritten> {
         let named = |(new, report): Rewritten, function: &str| {
             (new, WeightReport { function: function.into(), name: op.name().into(), ..report })
         };
         let same = |(v, j, opset, _): &&(Value, WeightJob, Opset, Rewritten)| {
-            v == value && *j == job && (*opset < Opset::CoreML8) == (self.opset < Opset::CoreML8)
+            v == value && j == job && (*opset < Opset::CoreML8) == (self.opset < Opset::CoreML8)
         };
         if let Some((.., done)) = self.compressed.iter().find(same) {
             return Ok(named(done.clone(), &self.function));
@@ -354,8 +376,9 @@ impl Rewriter<'_, '_> {
         let shape = value.ty.tensor().and_then(|t| t.shape()).unwrap_or_default();
         let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
         let values = floats(self.package, value)?;
-        let done = match job {
+        let done = match *job {
             WeightJob::Sparse(pruning) => self.sparse(value, &shape, &values, pruning)?,
+            WeightJob::Tables(ref tables) => self.tables(value, &shape, tables)?,
             WeightJob::Quantize { kind, groups, axes, form } => {
                 let moments = (self.moments)(&self.function, &op.outputs[0].name)?;
                 let weight = AxedWeight { name: op.name(), shape: &shape, axes };
@@ -363,7 +386,7 @@ impl Rewriter<'_, '_> {
                 self.quantized(value, &weight, &values, &job)?
             }
         };
-        self.compressed.push((value.clone(), job, self.opset, done.clone()));
+        self.compressed.push((value.clone(), job.clone(), self.opset, done.clone()));
         Ok(named(done, &self.function))
     }
 
@@ -439,6 +462,39 @@ impl Rewriter<'_, '_> {
             operands.push(("mask", self.place(DataType::UInt1, shape, &packed)?));
         }
         Ok((OpsOfWeight::One(self.operation("constexpr_sparse_to_dense", operands)), report))
+    }
+
+    /// Writes tables that were made elsewhere.
+    fn tables(&mut self, value: &Value, shape: &[usize], tables: &GivenTables) -> Result<Rewritten> {
+        let (GivenTables { bits, vector_axis, .. }, (index_shape, codes)) = (tables, &tables.indices);
+        let (dims, entries) = &tables.lut;
+        let packed = pack_sub_byte(codes, usize::from(bits.bits()));
+        let operands = if self.opset < Opset::CoreML8 {
+            if entries.len() != 1 << bits.bits() || tables.scale.is_some() {
+                let what = "a package of iOS16 or iOS17 has one table of numbers per weight, without scales";
+                return Err(Error::usage(what));
+            }
+            let indices = self.place(DataType::UInt8, &[packed.len()], &packed)?;
+            let lut = self.place_floats(value, &[entries.len()], entries)?;
+            vec![("indices", indices), ("lut", lut), ("shape", shape_value(shape))]
+        } else {
+            let indices = self.place(element_type(Quant::lut(*bits)), index_shape, &packed)?;
+            let mut operands = vec![("indices", indices), ("lut", self.place_floats(value, dims, entries)?)];
+            operands.extend(vector_axis.map(|axis| ("vector_axis", Value::int32(axis as i32))));
+            operands
+        };
+        let op = self.operation("constexpr_lut_to_dense", operands);
+        let scales = tables.scale.as_ref().map_or(0, |(_, scales)| scales.len());
+        let report = WeightReport {
+            kind: format!("lut{bits}"),
+            after: packed.len() as u64 + (entries.len() + scales) as u64 * element_bytes(value),
+            relative_mse: tables.relative_mse,
+            ..WeightReport::dense(value, shape.iter().product())
+        };
+        let Some((dims, scales)) = &tables.scale else { return Ok((OpsOfWeight::One(op), report)) };
+        let scale = self.place_floats(value, dims, scales)?;
+        let last = self.operation("constexpr_blockwise_shift_scale", vec![("scale", scale)]);
+        Ok((OpsOfWeight::Scaled(op, last), report))
     }
 
     fn quantized(
@@ -766,6 +822,19 @@ mod tests {
         WeightJob::Quantize { kind, groups, axes: [1, 0], form }
     }
 
+    /// One table of numbers, or two of pairs with scales.
+    fn given(pairs: bool) -> WeightJob {
+        let (groups, of) = if pairs { (2, 2) } else { (1, 1) };
+        WeightJob::Tables(Box::new(GivenTables {
+            bits: IndexBits::Two,
+            indices: (vec![64, 48 / of], (0..64 * 48 / of).map(|i| (i % 4) as u8).collect()),
+            lut: (vec![1, groups, 4, of], (0..groups * 4 * of).map(|i| i as f32).collect()),
+            vector_axis: pairs.then_some(1),
+            scale: pairs.then(|| (vec![1, 48], vec![0.5; 48])),
+            relative_mse: 0.25,
+        }))
+    }
+
     fn run(package: &Package, job: WeightJob, target: &Path) -> Result<Vec<WeightReport>> {
         let jobs = BTreeMap::from([(("main".to_string(), "w".to_string()), job)]);
         compress(package, &jobs, &mut |_, _| Ok(None), target)
@@ -798,11 +867,13 @@ mod tests {
             (coded("lut4", tables(2, false)), true),
             (coded("lut6-tensor", tables(4, true)), true),
             (sparse, false),
+            (given(false), false),
+            (given(true), true),
         ];
         for (i, (job, is_new)) in jobs.into_iter().enumerate() {
             for (name, package, works) in [("new", &new, true), ("old", &old, !is_new)] {
                 let target = dir.path().join(format!("{i}-{name}.mlpackage"));
-                let done = run(package, job, &target);
+                let done = run(package, job.clone(), &target);
                 assert_eq!(done.is_ok(), works, "{job:?}: {done:?}");
                 let Ok(reports) = done else { continue };
                 assert!(reports[0].after < reports[0].before && reports[0].relative_mse < 0.5, "{reports:?}");

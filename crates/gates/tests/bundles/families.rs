@@ -10,7 +10,7 @@ use anemoe_gates::reference::Golden;
 use std::path::Path;
 
 /// Tiny checkpoints, one or more of each family.
-const ALL: [&str; 10] = [
+const ALL: [&str; 11] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
@@ -20,6 +20,7 @@ const ALL: [&str; 10] = [
     "tiny-gemma3",
     "tiny-gpt-oss",
     "tiny-gemma4-moe",
+    "tiny-gemma4-dense",
     "tiny-zaya",
 ];
 

@@ -149,6 +149,7 @@ fn every_form_of_a_history_gives_what_the_default_gives() {
 #[test]
 fn every_form_of_dense_layers_gives_what_the_default_gives() {
     check_every_form(("tiny-gemma3", false));
+    check_every_form(("tiny-gemma4-dense", false));
 }
 
 #[test]

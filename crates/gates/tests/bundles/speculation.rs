@@ -84,7 +84,11 @@ fn drafts_change_no_token() {
                     ] {
                         let s =
                             Speculation { mode, draft_max, ngram_min: 1, corpus, ..Speculation::default() };
-                        for (limits, plain) in limits.into_iter().zip(&plain) {
+                        // What ends a text is the same for all sources of drafts.
+                        let tried = if mode == Mode::Auto || draft_max == 3 { 0..3 } else { 2..3 };
+                        for (limits, plain) in
+                            limits.into_iter().zip(&plain).take(tried.end).skip(tried.start)
+                        {
                             let made = run(s.clone(), limits);
                             let what = format!(
                                 "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {mode:?}, {draft_max}"
