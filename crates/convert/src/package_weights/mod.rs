@@ -81,7 +81,7 @@ pub enum WeightJob {
 }
 
 /// Dimensions, outermost first, and elements.
-pub type Array<T> = (Vec<usize>, Vec<T>);
+pub type Shaped<T> = (Vec<usize>, Vec<T>);
 
 /// Operands of a `constexpr_lut_to_dense`, and what becomes of its result.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,13 +89,13 @@ pub struct GivenTables {
     /// Width of an index.
     pub bits: IndexBits,
     /// Indices; for vectors the axis that an entry is along is shorter.
-    pub indices: Array<u8>,
+    pub indices: Shaped<u8>,
     /// Entries `[groups of each axis.., entries, numbers of an entry]`.
-    pub lut: Array<f32>,
+    pub lut: Shaped<f32>,
     /// Axis that an entry is along, for vectors.
     pub vector_axis: Option<usize>,
     /// Scales, of an axis or of none.
-    pub scale: Option<Array<f32>>,
+    pub scale: Option<Shaped<f32>>,
     /// Squared error over squared weights.
     pub relative_mse: f64,
 }
@@ -822,7 +822,7 @@ mod tests {
         WeightJob::Quantize { kind, groups, axes: [1, 0], form }
     }
 
-    /// One table of numbers, or two of pairs with scales.
+    /// Makes a table of numbers, or two of pairs with scales.
     fn given(pairs: bool) -> WeightJob {
         let (groups, of) = if pairs { (2, 2) } else { (1, 1) };
         WeightJob::Tables(Box::new(GivenTables {
