@@ -22,6 +22,11 @@ const THETAS: (f64, f64) = (1e6, 1e4);
 /// Number that the stream is divided by in packages: the stream of the larger models leaves the range of fp16.
 const STREAM_UNIT: f32 = 64.0;
 
+/// Returns the values of keys that a configuration may lack.
+pub fn defaults(_: &str) -> Value {
+    json!({"rms_norm_eps": 1e-6, "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window": 4096})
+}
+
 /// Reads the description of a model from its configuration.
 ///
 /// # Errors
@@ -75,19 +80,18 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     })
 }
 
-/// Returns the rope of a layer. In the older spelling, `rope_scaling` is that of the full layers alone.
+/// Returns the rope of a layer. `rope_scaling`, of the older spelling, is that of the full layers alone.
 fn own_rope(k: Keys<'_>, is_full: bool, head_dim: usize) -> Result<(Rope, f64)> {
-    if k.get("rope_parameters").is_some() {
-        return rope(k, if is_full { FULL_ATTENTION } else { SLIDING_ATTENTION }, head_dim);
-    }
-    let mut own = serde_json::Map::new();
-    own.insert("max_position_embeddings".into(), json!(k.size("max_position_embeddings")?));
-    let (key, theta) = if is_full { ("rope_theta", THETAS.0) } else { ("rope_local_base_freq", THETAS.1) };
+    let (of, key, theta) = match is_full {
+        true => (FULL_ATTENTION, "rope_theta", THETAS.0),
+        false => (SLIDING_ATTENTION, "rope_local_base_freq", THETAS.1),
+    };
+    let mut own = k.map.clone();
     own.insert("rope_theta".into(), k.get(key).cloned().unwrap_or(json!(theta)));
-    if let Some(scaling) = k.get("rope_scaling").filter(|_| is_full) {
-        own.insert("rope_scaling".into(), scaling.clone());
+    if !is_full {
+        own.remove("rope_scaling");
     }
-    rope(Keys { map: &own, path: k.path }, FULL_ATTENTION, head_dim)
+    rope(Keys { map: &own, path: k.path }, of, head_dim)
 }
 
 /// Returns the published configuration of Gemma-3-1B.

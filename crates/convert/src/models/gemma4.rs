@@ -127,7 +127,9 @@ fn experts(k: Keys<'_>) -> Result<ExpertLayer> {
 fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
     let count = k.layers()?;
     let types = k.layer_types(count, &[FULL_ATTENTION, SLIDING_ATTENTION])?;
-    let types = types.ok_or_else(|| k.invalid("`layer_types` is missing".into()))?;
+    let mut types = types.ok_or_else(|| k.invalid("`layer_types` is missing".into()))?;
+    // transformers makes the last layer a full one, whatever the configuration says.
+    types.iter_mut().last().into_iter().for_each(|last| *last = FULL_ATTENTION);
     let heads = k.size("num_attention_heads")?;
     let window = k.size("sliding_window")?;
     let (head_dim, kv_heads) = (k.size("head_dim")?, k.size("num_key_value_heads")?);
@@ -145,7 +147,9 @@ fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
         if is_full {
             // The published form names the full layers' sizes once.
             d = k.size_or("global_head_dim", d)?;
-            kv_heads = k.size_or("num_global_key_value_heads", kv_heads)?;
+            if k_eq_v {
+                kv_heads = k.size_or("num_global_key_value_heads", kv_heads)?;
+            }
         }
         if let Some(own) = overrides.and_then(|o| o.get(&l.to_string())) {
             // The saved form names these sizes layer by layer.
@@ -253,5 +257,18 @@ mod tests {
             .collect();
         map.insert("per_layer_config".into(), layers.into());
         assert_eq!(parse(&published).unwrap().layers, parse(&saved).unwrap().layers);
+        // The last layer is a full one, whatever its type.
+        let mut sliding = published.clone();
+        sliding["text_config"]["layer_types"][29] = json!("sliding_attention");
+        assert_eq!(parse(&published).unwrap().layers, parse(&sliding).unwrap().layers);
+    }
+
+    #[test]
+    fn heads_of_full_layers_are_their_own_where_values_are_the_keys() {
+        let mut config = published_config();
+        let kv_heads = |config: &Value| parse(config).unwrap().layers[5].attention.kv_heads;
+        assert_eq!(kv_heads(&config), 2);
+        config["text_config"]["attention_k_eq_v"] = json!(false);
+        assert_eq!(kv_heads(&config), 8);
     }
 }

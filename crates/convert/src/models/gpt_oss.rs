@@ -14,12 +14,29 @@ use serde_json::{Value, json};
 const NAMES: &[(&str, &str)] =
     &[("router_logits", "mlp.router.weight"), ("router_logits_bias", "mlp.router.bias")];
 
+/// Returns the values of keys that a configuration may lack.
+pub fn defaults(_: &str) -> Value {
+    json!({"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "max_position_embeddings": 131_072, "head_dim": 64,
+        "num_key_value_heads": 8, "sliding_window": 128})
+}
+
+/// Returns the rope of a configuration that names none.
+fn default_rope() -> Value {
+    json!({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+        "original_max_position_embeddings": 4096})
+}
+
 /// Reads the description of a model from its configuration.
 ///
 /// # Errors
 /// A key is missing or has an impossible value, or a feature is not implemented.
 pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     k.expect("hidden_act", &SILU.map(Value::from))?;
+    let mut own = k.map.clone();
+    if k.get("rope_parameters").is_none() && k.get("rope_scaling").is_none() {
+        own.insert("rope_scaling".into(), default_rope());
+    }
+    let k = Keys { map: &own, path: k.path };
     let bias = k.flag("attention_bias", true)?;
     let (count, active) = (k.size("num_local_experts")?, k.size("num_experts_per_tok")?);
     k.check_experts(count, active)?;
@@ -69,8 +86,7 @@ pub fn gpt_oss_20b() -> Value {
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
         "sliding_window": 128, "hidden_act": "silu", "swiglu_limit": 7.0, "attention_bias": true, "rms_norm_eps": 1e-5,
         "vocab_size": 201088, "tie_word_embeddings": false, "max_position_embeddings": 131072, "rope_theta": 150000.0,
-        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-            "original_max_position_embeddings": 4096},
+        "rope_scaling": default_rope(),
         "eos_token_id": 200002, "pad_token_id": 199999
     })
 }

@@ -10,6 +10,18 @@ use crate::checkpoint::{Checkpoint, TensorOrigin};
 use crate::lower::Activation;
 use serde_json::{Value, json};
 
+/// Returns the values of keys that a configuration may lack.
+pub fn defaults(of: &str) -> Value {
+    let (positions, kv_heads, head_dim) = match of {
+        "mistral" => (131_072, Some(8), None),
+        "qwen2" => (32_768, Some(32), None),
+        "qwen3" => (32_768, Some(32), Some(128)),
+        _ => (2048, None, None),
+    };
+    json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": positions, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "sliding_window": (of != "llama").then_some(4096), "max_window_layers": 28})
+}
+
 /// Reads the description of a model from its configuration.
 ///
 /// # Errors
@@ -33,10 +45,10 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         _ => (HeadNorm::None, bias, bias),
     };
     // Mistral's window is that of all layers. Qwen's is that of the layers from a number on, where it is asked for.
+    let is_mistral = family == "mistral";
     let has_window =
-        k.get("sliding_window").is_some() && k.flag("use_sliding_window", family == "mistral")?;
-    let first =
-        if family == "mistral" { 0 } else { k.get("max_window_layers").and_then(Value::as_u64).unwrap_or(0) };
+        k.get("sliding_window").is_some() && (is_mistral || k.flag("use_sliding_window", false)?);
+    let first = if is_mistral { 0 } else { k.get("max_window_layers").and_then(Value::as_u64).unwrap_or(0) };
     let width = k.size("intermediate_size")?;
     let mut layers = Vec::new();
     for window in windows(k, |l| has_window && l as u64 >= first)? {
@@ -101,6 +113,8 @@ mod tests {
         config["max_window_layers"] = json!(27);
         assert_eq!(windows(&config)[26..], [None, Some(4096)]);
         config["model_type"] = json!("mistral");
+        assert!(windows(&config).iter().all(|w| *w == Some(4096)));
+        config["use_sliding_window"] = json!(false);
         assert!(windows(&config).iter().all(|w| *w == Some(4096)));
     }
 }

@@ -9,6 +9,12 @@ use crate::checkpoint::{Checkpoint, TensorOrigin};
 use crate::lower::Activation;
 use serde_json::{Value, json};
 
+/// Returns the values of keys that a configuration of Qwen3-MoE may lack.
+pub fn qwen_defaults(_: &str) -> Value {
+    json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 32_768, "num_key_value_heads": 4,
+        "sliding_window": 4096})
+}
+
 /// Reads the description of a Qwen3-MoE from its configuration.
 ///
 /// # Errors

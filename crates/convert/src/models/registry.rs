@@ -17,9 +17,9 @@ pub struct KnownFamily {
     types: &'static [&'static str],
     /// Reads the description from the configuration of the text model, and from the whole configuration.
     parse: fn(Keys<'_>, Keys<'_>, Variants) -> Result<Decoder>,
-    /// Returns the values of keys that a configuration may lack, as transformers 5.24 has them: it writes no key that has
-    /// its default in the text model of a model with images.
-    defaults: fn() -> Value,
+    /// Returns the values of keys that a configuration of a type may lack, as transformers 5.24 has them: it writes no key
+    /// that has its default in the text model of a model with images.
+    defaults: fn(&str) -> Value,
     /// Returns the place of a tensor that a checkpoint has in another layout.
     pub origin: fn(&TensorRow, &str, &Checkpoint) -> Option<TensorOrigin>,
     pub remarks: Remarks,
@@ -29,7 +29,7 @@ pub struct KnownFamily {
 const PLAIN: KnownFamily = KnownFamily {
     types: &[],
     parse: |k, _, _| llama::parse(k),
-    defaults: || json!({}),
+    defaults: |_| json!({}),
     origin: |_, _, _| None,
     remarks: |_, _| Ok(Vec::new()),
 };
@@ -51,38 +51,41 @@ const FAMILIES: &[KnownFamily] = &[
     },
     KnownFamily {
         types: &["llama", "mistral", "mistral3", "qwen2", "qwen3"],
-        defaults: || json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4}),
+        defaults: llama::defaults,
         origin: llama::origin,
         ..PLAIN
     },
     KnownFamily {
         types: &["qwen3_moe"],
         parse: |k, _, _| qwen_moe::parse_qwen(k),
-        defaults: || json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4}),
+        defaults: qwen_moe::qwen_defaults,
         origin: qwen_moe::origin,
         ..PLAIN
     },
     KnownFamily {
         types: &["olmoe"],
         parse: |k, _, _| qwen_moe::parse_olmoe(k),
-        defaults: || json!({"rms_norm_eps": 1e-5, "rope_theta": 1e4}),
+        defaults: |_| json!({"rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 4096}),
         origin: qwen_moe::origin,
         ..PLAIN
     },
     KnownFamily {
         types: &["gemma3", "gemma3_text"],
         parse: |k, _, _| gemma3::parse(k),
-        defaults: || json!({"rms_norm_eps": 1e-6, "vocab_size": 262208, "max_position_embeddings": 131072}),
+        defaults: gemma3::defaults,
         ..PLAIN
     },
     KnownFamily {
         types: &["gpt_oss"],
         parse: |k, _, _| gpt_oss::parse(k),
-        defaults: || json!({"rms_norm_eps": 1e-5}),
+        defaults: gpt_oss::defaults,
         origin: gpt_oss::origin,
         ..PLAIN
     },
 ];
+
+/// Keys for which null is a value of its own.
+const MAY_BE_NULL: [&str; 3] = ["head_dim", "num_key_value_heads", "sliding_window"];
 
 /// Reads the description of a checkpoint's model.
 ///
@@ -106,10 +109,11 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
         }
     }
     let mut keys = Keys::of_text(config, path)?.map.clone();
-    let defaults = (known.defaults)();
+    let own_type = keys.get("model_type").or(config.get("model_type")).and_then(Value::as_str);
+    let defaults = (known.defaults)(own_type.unwrap_or_default());
     for (key, value) in defaults.as_object().into_iter().flatten() {
-        let own = keys.entry(key.clone()).or_insert(Value::Null);
-        if own.is_null() {
+        let own = keys.entry(key.clone()).or_insert_with(|| value.clone());
+        if own.is_null() && !MAY_BE_NULL.contains(&key.as_str()) {
             *own = value.clone();
         }
     }

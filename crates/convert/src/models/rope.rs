@@ -30,8 +30,10 @@ pub struct RopeKeys<'a> {
     pub theta: Option<f64>,
     /// Share of the channels that rotate, where the object has none.
     pub partial: Option<f64>,
-    /// Positions that the model was trained on.
+    /// Positions of the model.
     pub positions: usize,
+    /// Positions that it was trained on, before what the object says.
+    pub trained: Option<f64>,
 }
 
 impl<'a> RopeKeys<'a> {
@@ -44,16 +46,22 @@ impl<'a> RopeKeys<'a> {
         let positions = k.size("max_position_embeddings")?;
         let partial = k.number("partial_rotary_factor")?;
         let theta = k.number("rope_theta")?;
+        let trained = k.number("original_max_position_embeddings")?;
+        let scaling = k.object("rope_scaling")?;
         let Some(all) = k.object("rope_parameters")? else {
-            let own = k.object("rope_scaling")?;
-            let place = if own.is_some() { "rope_scaling" } else { "rope_parameters" }.to_string();
-            return Ok(RopeKeys { place, own, theta, partial, positions });
+            let place = if scaling.is_some() { "rope_scaling" } else { "rope_parameters" }.to_string();
+            return Ok(RopeKeys { place, own: scaling, theta, partial, positions, trained });
         };
         let (place, own) = match all.object(kind).ok().flatten() {
             Some(own) => (format!("rope_parameters.{kind}"), own),
             None => ("rope_parameters".to_string(), all),
         };
-        Ok(RopeKeys { place, own: Some(own), theta, partial, positions })
+        let spelled = |key: &str| if key == "type" { "rope_type" } else { key }.to_string();
+        let differs = |(key, value): &(&String, &Value)| own.get(&spelled(key)) != Some(*value);
+        if let Some((key, _)) = scaling.and_then(|scaling| scaling.map.iter().find(differs)) {
+            return Err(k.unsupported(format!("`rope_scaling.{key}` beside another one in `{place}`")));
+        }
+        Ok(RopeKeys { place, own: Some(own), theta, partial, positions, trained })
     }
 
     /// Computes the rope of heads of `head_dim` channels.
@@ -132,7 +140,9 @@ impl<'a> RopeKeys<'a> {
         let plain = |c: usize| theta.powf(-((2 * c) as f64) / width as f64);
         let mut inv_freq: Vec<f64> =
             (0..width / 2).map(|c| if 2 * c < turning { plain(c) } else { 0.0 }).collect();
-        let trained = number("original_max_position_embeddings")?.unwrap_or(self.positions as f64);
+        let trained =
+            self.trained.map_or_else(|| number("original_max_position_embeddings"), |n| Ok(Some(n)))?;
+        let trained = trained.unwrap_or(self.positions as f64);
         let mut factor = 1.0;
         match kind {
             "linear" => {
@@ -222,6 +232,33 @@ mod tests {
         let (new, old) = (parse(&new, 8).unwrap().rope, parse(&old, 8).unwrap().rope);
         assert_eq!(new, old);
         assert_eq!((new.width, new.inv_freq[0]), (8, 0.125));
+    }
+
+    #[test]
+    fn two_spellings_at_once_have_to_agree() {
+        let mut both = config(json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}));
+        let alone = parse(&both, 8).unwrap().rope;
+        both["rope_scaling"] = json!({"type": "linear", "factor": 8.0});
+        assert_eq!(parse(&both, 8).unwrap().rope, alone);
+        both["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0});
+        let error = parse(&both, 8).err().unwrap().to_string();
+        assert!(
+            error.contains("`rope_scaling.rope_type` beside another one in `rope_parameters`"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn trained_positions_of_the_configuration_come_before_those_of_the_rope() {
+        let llama = |inner: Value, outer: Value| {
+            let rope = json!({"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": inner});
+            let mut all = config(rope);
+            all["original_max_position_embeddings"] = outer;
+            parse(&all, 16).unwrap().rope.inv_freq
+        };
+        assert_eq!(llama(json!(64), json!(32)), llama(json!(32), Value::Null));
+        assert_ne!(llama(json!(64), json!(32)), llama(json!(64), Value::Null));
     }
 
     #[test]

@@ -130,14 +130,8 @@ fn every_size_is_needed() {
         "intermediate_size",
     ];
     const EXPERTS: [&str; 2] = ["moe_intermediate_size", "num_experts"];
-    const OTHERS: &[&str] = &[
-        "hidden_size",
-        "num_hidden_layers",
-        "vocab_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "intermediate_size",
-    ];
+    const OTHERS: &[&str] =
+        &["hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "intermediate_size"];
     for (model, keys, others) in [
         (
             "gemma4-26b-a4b",
@@ -154,8 +148,8 @@ fn every_size_is_needed() {
         ("llama-3.2-1b", OTHERS, &[][..]),
         ("qwen3-30b-a3b", OTHERS, &["num_experts_per_tok", "num_experts", "moe_intermediate_size"][..]),
         ("olmoe-1b-7b", OTHERS, &["num_experts_per_tok", "num_experts"][..]),
-        ("gemma3-1b", &OTHERS[..2], &["intermediate_size", "sliding_window"][..]),
-        ("gpt-oss-20b", OTHERS, &["num_local_experts", "num_experts_per_tok", "sliding_window"][..]),
+        ("gemma3-1b", &OTHERS[..2], &["intermediate_size"][..]),
+        ("gpt-oss-20b", OTHERS, &["num_local_experts", "num_experts_per_tok"][..]),
     ] {
         for key in keys.iter().chain(others) {
             let mut config = config(model);
@@ -185,6 +179,29 @@ fn keys_with_defaults_may_be_missing_or_null() {
         text(&mut config).remove(key);
         assert_eq!(format!("{:?}", parsed(&config).unwrap()), with_null, "{model} {key}");
     }
+    // Defaults of a type: what transformers 5.24 has where the key is missing; null means another thing.
+    for (model, of, key, expected) in [
+        ("qwen3-0.6b", "qwen2", "max_window_layers", json!(28)),
+        ("qwen3-0.6b", "qwen3", "head_dim", json!(128)),
+        ("llama-3.2-1b", "mistral", "num_key_value_heads", json!(8)),
+        ("llama-3.2-1b", "mistral", "sliding_window", json!(4096)),
+        ("qwen3-30b-a3b", "qwen3_moe", "num_key_value_heads", json!(4)),
+        ("gpt-oss-20b", "gpt_oss", "sliding_window", json!(128)),
+        ("gpt-oss-20b", "gpt_oss", "head_dim", json!(64)),
+    ] {
+        let mut config = config(model);
+        let keys = text(&mut config);
+        keys.insert("model_type".into(), json!(of));
+        keys.insert("use_sliding_window".into(), json!(true));
+        keys.remove(key);
+        let missing = format!("{:?}", parsed(&config).unwrap().layers);
+        text(&mut config).insert(key.into(), expected);
+        assert_eq!(format!("{:?}", parsed(&config).unwrap().layers), missing, "{model} {of} {key}");
+    }
+    let mut scaled = config("gpt-oss-20b");
+    let stated = format!("{:?}", parsed(&scaled).unwrap().layers);
+    text(&mut scaled).insert("rope_scaling".into(), Value::Null);
+    assert_eq!(format!("{:?}", parsed(&scaled).unwrap().layers), stated);
     // The text model of gemma-3-4b-it has no other keys.
     let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024});

@@ -54,7 +54,10 @@ impl<L: Bf16x32, const BYTES: usize> Tile<L> for RegisterTile<'_, Bf16Rows<'_, B
         }
         let (whole, lines) = (bytes[0].len() / BYTES, Product::<L>::lines(product));
         let mut spaces = SPACES;
-        let last = last_blocks(&bytes, whole, lines.min(whole + 1), BYTES, &mut spaces);
+        let mut last = [&[] as &[u8]; ROWS];
+        if whole < lines {
+            last = last_blocks(&product.0.rows, rows, whole * BYTES, BYTES, false, &mut spaces);
+        }
         let (mut sums, mut line) = ([[L::splat(0.0); ROWS]; T], [0; 64]);
         // Further lines are zeros in the tokens.
         for (rows, range) in [(bytes, 0..whole), (last, whole..lines.min(whole + 1))] {

@@ -34,6 +34,8 @@ pub(crate) trait Decode: Copy {
     /// (8, 4)   two, three, four and eight take .30, .40, .47 and .61 (LutSmall of 2 bits)
     /// ```
     const REGISTER_TOKENS: (usize, usize);
+    /// True if any bytes stand for finite numbers, where the scales are finite.
+    const IS_FINITE: bool = false;
     /// Entries of the fp16 table, if this is what the format is decoded with.
     const HALF_TABLE: usize = 0;
     /// A row's table or scales.
@@ -318,6 +320,7 @@ pub(crate) struct Int8Blocks<'a> {
 }
 
 impl Decode for Int8Blocks<'_> {
+    const IS_FINITE: bool = true;
     const BYTES: usize = 128;
     const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = usize;
@@ -353,6 +356,7 @@ pub(crate) struct WholeInt8Rows<'a> {
 }
 
 impl Decode for WholeInt8Rows<'_> {
+    const IS_FINITE: bool = true;
     const BYTES: usize = 128;
     const REGISTER_TOKENS: (usize, usize) = (8, 4);
     /// Scale and offset.
@@ -383,6 +387,7 @@ pub(crate) struct Int4Rows<'a> {
 }
 
 impl Decode for Int4Rows<'_> {
+    const IS_FINITE: bool = true;
     const BYTES: usize = 64;
     const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = L;
@@ -420,6 +425,7 @@ pub(crate) struct Int4<'a> {
 }
 
 impl Decode for Int4<'_> {
+    const IS_FINITE: bool = true;
     const BYTES: usize = 64;
     const REGISTER_TOKENS: (usize, usize) = (4, 2);
     type Row<L: F32x16> = usize;

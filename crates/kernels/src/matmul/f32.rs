@@ -123,7 +123,6 @@ impl<L: Simd, D: Decode> Tile<L> for RegisterTile<'_, F32Rows<'_, D>, ()> {
         // Blocks that are whole in all rows.
         let (whole, blocks) = (bytes[0].len() / D::BYTES, tokens[0].len());
         let mut spaces = SPACES;
-        let last = last_blocks(&bytes, whole, blocks, D::BYTES, &mut spaces);
         for b in 0..whole {
             let mut blocks = [bytes[0]; ROWS];
             for i in 0..ROWS {
@@ -133,6 +132,7 @@ impl<L: Simd, D: Decode> Tile<L> for RegisterTile<'_, F32Rows<'_, D>, ()> {
             add_block::<L, D, T>(d, &scales, b, blocks, &tokens, &mut sums);
         }
         if whole < blocks {
+            let last = last_blocks(stored, rows, whole * D::BYTES, D::BYTES, D::IS_FINITE, &mut spaces);
             add_block::<L, D, T>(d, &scales, whole, last, &tokens, &mut sums);
         }
         self.store(first, &sums)

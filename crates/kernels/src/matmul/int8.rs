@@ -180,7 +180,10 @@ impl<L: Simd, D: Int8Decode> Tile<L> for RegisterTile<'_, Int8Rows<'_, D>, Steps
         let whole = blocks.min(bytes[0].len() / D::BYTES);
         assert!(bytes.iter().all(|b| b.len() == bytes[0].len()));
         let mut spaces = SPACES;
-        let last = last_blocks(&bytes, whole, blocks, D::BYTES, &mut spaces);
+        let mut last = [&[] as &[u8]; ROWS];
+        if whole < blocks {
+            last = last_blocks(stored, rows, whole * D::BYTES, D::BYTES, true, &mut spaces);
+        }
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for part in 0..blocks.div_ceil(BLOCKS_PER_SCALE) {
             let mut sums = [[L::zero_sums(); ROWS]; T];

@@ -146,6 +146,8 @@ pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
 #[derive(Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     start: *const u8,
+    /// Bytes of all rows.
+    bytes: usize,
     pub row_bytes: usize,
     /// Row of the storage that is row 0 of the matrix.
     first_row: usize,
@@ -160,7 +162,8 @@ impl<'a> StoredRows<'a> {
     pub fn new(w: &Matrix<'a>) -> Self {
         assert!(w.starts_rows_at_bytes());
         let row_bytes = w.cols * usize::from(w.weight.format.bits()) / 8;
-        StoredRows { start: w.stored().as_ptr(), row_bytes, first_row: w.first_row, data: PhantomData }
+        let (start, bytes) = (w.stored().as_ptr(), w.stored().len());
+        StoredRows { start, bytes, row_bytes, first_row: w.first_row, data: PhantomData }
     }
 
     /// Returns the row of the storage that is a row of the matrix.
@@ -177,6 +180,17 @@ impl<'a> StoredRows<'a> {
     pub unsafe fn bytes(&self, row: usize) -> &'a [u8] {
         // SAFETY: `new` has checked that all rows of the matrix lie in the data.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+
+    /// Returns `n` bytes from byte `at` of a row on, those of the rows behind it included; none where the data end before.
+    ///
+    /// # Safety
+    /// The matrix has a row `row`, and the row a byte `at`.
+    #[inline(always)]
+    pub unsafe fn bytes_from(&self, row: usize, at: usize, n: usize) -> Option<&'a [u8]> {
+        let first = row * self.row_bytes + at;
+        // SAFETY: the bytes lie in the data.
+        (n <= self.bytes - first).then(|| unsafe { std::slice::from_raw_parts(self.start.add(first), n) })
     }
 
     /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: decoding prefetches them.

@@ -258,14 +258,16 @@ fn gemma4(s: &StatedModel<'_>, c: &mut Config) -> Result<()> {
             ("num_global_key_value_heads", json!(global_kv)),
         ],
     );
-    let others = (0..layers).filter(|&l| kv_heads[l] != if sliding[l] { kv } else { global_kv });
+    // If one full layer has no values of its own, no full layer has; the tensor table finds a superfluous tensor.
+    let has_v = |l: usize| s.names.contains(&*format!("blk.{l}.attn_v.weight"));
+    let k_eq_v = (0..layers).any(|l| !sliding[l] && !has_v(l));
+    let has_global = |l: usize| k_eq_v && !sliding[l];
+    let others = (0..layers).filter(|&l| kv_heads[l] != if has_global(l) { global_kv } else { kv });
     let others: Config =
         others.map(|l| (l.to_string(), json!({"num_key_value_heads": kv_heads[l]}))).collect();
     if !others.is_empty() {
         add(c, [("per_layer_config", others.into())]);
     }
-    // If one full layer has no values of its own, no full layer has; the tensor table finds a superfluous tensor.
-    let has_v = |l: usize| s.names.contains(&*format!("blk.{l}.attn_v.weight"));
     let factor = match &s.rope_freqs {
         Some(divisors) => rotary_factor(s, divisors, global_head_dim)?,
         None => PARTIAL_ROTARY_FACTOR,
@@ -273,7 +275,7 @@ fn gemma4(s: &StatedModel<'_>, c: &mut Config) -> Result<()> {
     add(
         c,
         [
-            ("attention_k_eq_v", json!((0..layers).any(|l| !sliding[l] && !has_v(l)))),
+            ("attention_k_eq_v", json!(k_eq_v)),
             (
                 "rope_parameters",
                 json!({
