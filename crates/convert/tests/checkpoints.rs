@@ -389,6 +389,29 @@ fn a_weight_that_is_not_a_number() {
     assert!(err.contains(Q_PROJ) && err.contains("element 70 is NaN"), "{err}");
 }
 
+#[test]
+fn a_tied_head_without_an_embedding_is_both() {
+    let read = |checkpoint: Checkpoint| {
+        let mut out = [0f32; 8];
+        checkpoint.source.read("model.embed_tokens.weight", 0..8, &mut out).unwrap();
+        out
+    };
+    for folder in ["fixtures/tiny-qwen2", "fixtures/tiny-gemma4-moe-text"] {
+        let copy = Copy::of(folder).header(|header, _| {
+            let entry = header.remove("model.embed_tokens.weight").unwrap();
+            header.insert("lm_head.weight".into(), entry);
+        });
+        open(copy.0.path()).unwrap();
+        let (copy, original) = (models::load(copy.0.path()), models::load(repository(folder)));
+        assert_eq!(read(copy.unwrap()), read(original.unwrap()));
+    }
+    // A head that is no embedding cannot stand for it.
+    let copy = Copy::of("fixtures/tiny-qwen3").header(|header, _| {
+        header.remove("model.embed_tokens.weight").unwrap();
+    });
+    assert!(copy.invalid().contains("`model.embed_tokens.weight` [512, 64] is missing"));
+}
+
 /// Checks that a head beside a tied embedding is the head where its values differ, as in transformers 5.
 #[test]
 fn a_head_with_other_values_than_a_tied_embedding() {

@@ -1,6 +1,6 @@
 //! A checkpoint that was checked against a family's tensor table.
 
-use super::tensor_table::{HEAD, ModelPart, TensorRow, check_tensors, full_name};
+use super::tensor_table::{EMBEDDING, HEAD, ModelPart, TensorRow, check_tensors, full_name};
 use crate::checkpoint::Checkpoint;
 use crate::compressed::CompressedMatrices;
 use crate::{Error, Result};
@@ -175,13 +175,15 @@ fn is_of_other(name: &str) -> bool {
     OTHER.iter().any(|p| name.starts_with(p))
 }
 
-/// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`.
+/// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`, or by `norm.weight` where the head stands for it.
 ///
 /// # Errors
 /// There is no embedding under any prefix.
 pub fn prefix(checkpoint: &Checkpoint, prefixes: &[&'static str]) -> Result<&'static str> {
-    let has = |p: &&&str| checkpoint.source.info(&format!("{p}embed_tokens.weight")).is_some();
-    prefixes.iter().find(has).copied().ok_or_else(|| {
+    let has = |name: String| checkpoint.source.info(&name).is_some();
+    let by = |name: &str| prefixes.iter().find(|p| has(format!("{p}{name}"))).copied();
+    let by_norm = || by("norm.weight").filter(|_| has(HEAD.into()));
+    by(EMBEDDING).or_else(by_norm).ok_or_else(|| {
         let names: Vec<String> = prefixes.iter().map(|p| format!("`{p}embed_tokens.weight`")).collect();
         let what = match names.as_slice() {
             [one] => format!("checkpoint: {one} is missing"),

@@ -49,6 +49,7 @@ use anemoe_io::RangedFiles;
 use registry::known_family;
 use serde_json::Value;
 use std::path::Path;
+use tensor_table::{EMBEDDING, HEAD};
 
 /// Prefix of the names of checkpoints whose weights are random and computed as they are read.
 const SYNTHETIC: &str = "synthetic:";
@@ -129,8 +130,14 @@ pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let decoder = describe(&checkpoint)?;
     let prefix = prefix(&checkpoint, &decoder)?;
     let mut is_other = false;
+    let has = |name: &str| checkpoint.source.info(name).is_some();
+    // Writers drop one of two tensors that share memory, sometimes the embedding.
+    let is_head = decoder.is_tied && has(HEAD) && !has(&full_name(prefix, EMBEDDING));
     let mut origin = |row: &TensorRow| {
-        let found = (known.origin)(row, prefix, &checkpoint);
+        let found = match is_head && row.name == EMBEDDING {
+            true => Some(TensorOrigin::Whole(HEAD.into())),
+            false => (known.origin)(row, prefix, &checkpoint),
+        };
         is_other |= found.is_some();
         found.unwrap_or_else(|| TensorOrigin::Whole(full_name(prefix, &row.name)))
     };

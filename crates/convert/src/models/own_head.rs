@@ -3,7 +3,7 @@
 use super::checked::prefix;
 use super::llama::HEAD_BESIDE;
 use super::registry::describe;
-use super::tensor_table::{HEAD, full_name};
+use super::tensor_table::{EMBEDDING, HEAD, full_name};
 use crate::checkpoint::{Checkpoint, TensorSource};
 use crate::{Error, Result};
 use rayon::prelude::*;
@@ -21,7 +21,7 @@ const BLOCK: u64 = 1 << 20;
 /// The matrices cannot be read, or the family has no head of its own.
 pub fn untie(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     let decoder = describe(&checkpoint)?;
-    let embedding = full_name(prefix(&checkpoint, decoder.prefixes)?, "embed_tokens.weight");
+    let embedding = full_name(prefix(&checkpoint, decoder.prefixes)?, EMBEDDING);
     let names = [HEAD, HEAD_BESIDE];
     let Some(head) = names.into_iter().find(|name| checkpoint.source.info(name).is_some()) else {
         return Ok(checkpoint);

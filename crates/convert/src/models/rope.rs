@@ -59,7 +59,9 @@ impl<'a> RopeKeys<'a> {
         let spelled = |key: &str| if key == "type" { "rope_type" } else { key }.to_string();
         let differs = |(key, value): &(&String, &Value)| own.get(&spelled(key)) != Some(*value);
         if let Some((key, _)) = scaling.and_then(|scaling| scaling.map.iter().find(differs)) {
-            return Err(k.unsupported(format!("`rope_scaling.{key}` beside another one in `{place}`")));
+            return Err(
+                k.unsupported(format!("`rope_scaling.{key}` differs from `{place}`: write both as one"))
+            );
         }
         Ok(RopeKeys { place, own: Some(own), theta, partial, positions, trained })
     }
@@ -242,10 +244,7 @@ mod tests {
         assert_eq!(parse(&both, 8).unwrap().rope, alone);
         both["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0});
         let error = parse(&both, 8).err().unwrap().to_string();
-        assert!(
-            error.contains("`rope_scaling.rope_type` beside another one in `rope_parameters`"),
-            "{error}"
-        );
+        assert!(error.contains("`rope_scaling.rope_type` differs from `rope_parameters`"), "{error}");
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// Name of an output head's own matrix, which has no prefix.
 pub const HEAD: &str = "lm_head.weight";
+/// Name of the embedding, without a prefix.
+pub const EMBEDDING: &str = "embed_tokens.weight";
 
 /// Role of the tensor with the tokens of an assistant's groups: integers, all others are weights.
 pub const TOKEN_ORDERING: &str = "token_ordering";

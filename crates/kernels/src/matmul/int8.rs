@@ -141,7 +141,7 @@ type LaneScales<'a> = &'a [[f32; LANES]];
 
 /// Returns the lines and scales of T tokens from `first` on.
 #[inline(always)]
-fn codes_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> ([&'a [[u8; 64]]; T], [LaneScales<'a>; T]) {
+fn lines_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> ([&'a [[u8; 64]]; T], [LaneScales<'a>; T]) {
     let (lines, scaled) = (x.packed.blocks() * CODE_LINES, x.packed.blocks().div_ceil(BLOCKS_PER_SCALE));
     let (mut tokens, mut scales) = ([&[] as &[[u8; 64]]; T], [&[] as &[[f32; LANES]]; T]);
     for t in 0..T {
@@ -171,7 +171,7 @@ impl<L: Simd, D: Int8Decode> Tile<L> for RegisterTile<'_, Int8Rows<'_, D>, Steps
             // SAFETY: every row of a tile is a row of the matrix.
             bytes[i] = unsafe { stored.bytes(rows[i]) };
         }
-        let (lines, scales) = codes_of::<T>(x, first);
+        let (lines, scales) = lines_of::<T>(x, first);
         let mut tokens: [&[[[u8; 64]; CODE_LINES]]; T] = [&[]; T];
         for t in 0..T {
             tokens[t] = lines[t].as_chunks().0;
@@ -319,7 +319,7 @@ impl<L: Simd> DecodedTile<L> for Int8Tile {
     #[inline(always)]
     fn sums<const T: usize>(tile: &[[[u8; 64]; ROWS]], x: Tokens<'_>, first: usize) -> [[L; ROWS]; T] {
         const LINES: usize = BLOCKS_PER_SCALE * CODE_LINES;
-        let (tokens, scales) = codes_of::<T>(x, first);
+        let (tokens, scales) = lines_of::<T>(x, first);
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for (part, lines) in tile.chunks(LINES).enumerate() {
             let mut sums = [[L::zero_sums(); ROWS]; T];
