@@ -37,8 +37,10 @@ const PART_BYTES: usize = 256 << 10;
 const PART_WINDOWS: (usize, usize) = (48, 192);
 /// Parts for each thread, so that threads end at about the same time.
 const PARTS_PER_THREAD: usize = 4;
-/// Vectors of channels that depthwise convolution sums at a time: their sums and one factor each stay in registers.
-const DEPTHWISE_VECTORS: usize = 4;
+/// Vectors of channels, and windows of a row, that depthwise convolution sums at a time: their sums stay in registers, and a factor
+/// serves all windows.
+const DEPTHWISE_VECTORS: usize = 2;
+const DEPTHWISE_WINDOWS: usize = 4;
 
 /// Describes the windows of a convolution or a pool on the axes d, h and w; a missing axis has size 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -421,7 +423,7 @@ pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
         return;
     }
     let (w, window, x, bias, finish) = (p.w, p.window, p.x, p.bias, p.finish);
-    let per_part = (PARALLEL_MATMUL / (4 * channels * window.taps()).max(1)).max(1);
+    let per_part = (PARALLEL_MATMUL / (4 * channels * window.taps()).max(1)).max(window.out[2]);
     pool.for_chunks(y, per_part * channels, &|i, y| {
         depthwise_tokens(w, window, x, bias, i * per_part, y);
         if let Some(finish) = finish {
@@ -444,41 +446,115 @@ fn depthwise_on<L: F32x16>(
     first: usize,
     y: &mut [f32],
 ) {
-    const WIDE: usize = DEPTHWISE_VECTORS * LANES;
-    let (channels, positions) = (x.channels, window.positions());
-    let [_, kh, kw] = window.kernel;
-    for (t, y) in (first..).zip(y.chunks_exact_mut(channels)) {
+    let (channels, positions, kernel) = (x.channels, window.positions(), window.kernel[2]);
+    let [from, to] = [0, kernel - 1].map(|tap| window.windows_inside(2, tap));
+    // Windows of a row whose taps all lie within the input.
+    let whole = from.start.max(to.start)..from.end.min(to.end);
+    let (mut t, mut y) = (first, y);
+    while !y.is_empty() {
         let index = window.indices(t % positions);
         let start = x.first + t / positions * x.strides[0];
-        let inside: [Range<usize>; 3] = [0, 1, 2].map(|i| window.inside(i, index[i]));
-        for c in (0..channels).step_by(WIDE) {
-            let n = (channels - c).min(WIDE);
-            let mut sums = [L::splat(0.0); DEPTHWISE_VECTORS];
-            for d in inside[0].clone() {
-                for h in inside[1].clone() {
-                    for k in inside[2].clone() {
-                        let at = start
-                            + window.at(0, index[0], d) * x.strides[2]
-                            + window.at(1, index[1], h) * x.strides[3]
-                            + window.at(2, index[2], k) * x.strides[4]
-                            + c;
-                        let x = &x.values[at..at + n];
-                        let w = &w[((d * kh + h) * kw + k) * channels + c..][..n];
-                        for (v, sum) in sums.iter_mut().enumerate().take(n.div_ceil(LANES)) {
-                            *sum = get::<L>(w, v * LANES).mul_add(get(x, v * LANES), *sum);
+        let at = ChannelWindows { w, window, x, bias, index, start };
+        let run = if whole.contains(&index[2]) { whole.end - index[2] } else { 1 };
+        let n = if run.min(y.len() / channels) < DEPTHWISE_WINDOWS { 1 } else { DEPTHWISE_WINDOWS };
+        let (now, rest) = y.split_at_mut(n * channels);
+        if n == 1 {
+            at.sum::<L, 1>(now)
+        } else {
+            at.sum::<L, DEPTHWISE_WINDOWS>(now)
+        }
+        (t, y) = (t + n, rest);
+    }
+}
+
+/// Windows of a depthwise convolution that follow each other in a row, and what they are multiplied by.
+struct ChannelWindows<'a> {
+    w: &'a [f32],
+    window: &'a Window,
+    x: Image<'a>,
+    bias: Option<&'a [f32]>,
+    /// Indices of the first window.
+    index: [usize; 3],
+    /// Place of its image.
+    start: usize,
+}
+
+impl ChannelWindows<'_> {
+    /// Computes all channels of N windows to `[N, channels]`.
+    #[inline(always)]
+    fn sum<L: F32x16, const N: usize>(&self, y: &mut [f32]) {
+        let channels = self.x.channels;
+        let (whole, mut c) = (channels - channels % LANES, 0);
+        // Sixteen registers hold the sums of four windows of one vector.
+        while L::REGISTERS >= 32 && c + DEPTHWISE_VECTORS * LANES <= whole {
+            self.sum_vectors::<L, N, DEPTHWISE_VECTORS, true>(c, y);
+            c += DEPTHWISE_VECTORS * LANES;
+        }
+        while c < whole {
+            self.sum_vectors::<L, N, 1, true>(c, y);
+            c += LANES;
+        }
+        if c < channels {
+            self.sum_vectors::<L, N, 1, false>(c, y);
+        }
+    }
+
+    /// Computes V vectors of channels from `c` on, which are whole or one shorter vector.
+    #[inline(always)]
+    fn sum_vectors<L: F32x16, const N: usize, const V: usize, const WHOLE: bool>(
+        &self,
+        c: usize,
+        y: &mut [f32],
+    ) {
+        let ChannelWindows { window, x, index, .. } = self;
+        let ([_, kh, kw], channels) = (window.kernel, x.channels);
+        let (n, step) = ((channels - c).min(V * LANES), window.strides[2] * x.strides[4]);
+        let mut sums = [[L::splat(0.0); V]; N];
+        for d in window.inside(0, index[0]) {
+            for h in window.inside(1, index[1]) {
+                for k in window.inside(2, index[2]) {
+                    let at = self.start
+                        + window.at(0, index[0], d) * x.strides[2]
+                        + window.at(1, index[1], h) * x.strides[3]
+                        + window.at(2, index[2], k) * x.strides[4]
+                        + c;
+                    let x = &x.values[at..at + (N - 1) * step + n];
+                    let w = &self.w[((d * kh + h) * kw + k) * channels + c..][..n];
+                    for v in 0..V {
+                        // SAFETY: whole vectors lie within the slices, whose lengths were checked.
+                        let factor = unsafe { vector::<L, WHOLE>(w, v * LANES) };
+                        for i in 0..N {
+                            // SAFETY: as above.
+                            let x = unsafe { vector::<L, WHOLE>(x, i * step + v * LANES) };
+                            sums[i][v] = factor.mul_add(x, sums[i][v]);
                         }
                     }
                 }
             }
-            let y = &mut y[c..c + n];
-            for (v, sum) in sums.into_iter().enumerate().take(n.div_ceil(LANES)) {
-                let sum = match bias {
-                    Some(bias) => sum.add(get(&bias[c..c + n], v * LANES)),
-                    None => sum,
+        }
+        for i in 0..N {
+            let y = &mut y[i * channels + c..][..n];
+            for v in 0..V {
+                let sum = match self.bias {
+                    Some(bias) => sums[i][v].add(get(&bias[c..c + n], v * LANES)),
+                    None => sums[i][v],
                 };
                 put(y, v * LANES, sum);
             }
         }
+    }
+}
+
+/// Loads a vector; one that is not whole has zeros behind the slice's end.
+///
+/// # Safety
+/// A whole vector lies within the slice.
+#[inline(always)]
+unsafe fn vector<L: F32x16, const WHOLE: bool>(values: &[f32], at: usize) -> L {
+    match WHOLE {
+        // SAFETY: by the function's condition.
+        true => L::load(unsafe { &*values.as_ptr().add(at).cast() }),
+        false => get(values, at),
     }
 }
 
