@@ -117,7 +117,13 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
             *own = value.clone();
         }
     }
-    let decoder = (known.parse)(Keys { map: &keys, path }, Keys::of_all(config, path)?, variants)?;
+    let mut decoder = (known.parse)(Keys { map: &keys, path }, Keys::of_all(config, path)?, variants)?;
+    // A default that no layer uses is no size of the model.
+    if Keys::of_text(config, path)?.get("sliding_window").is_none()
+        && decoder.layers.iter().all(|l| l.attention.window.is_none())
+    {
+        decoder.summary.remove("sliding_window");
+    }
     Ok(Decoder { is_rotated: variants.is_rotated, ..decoder })
 }
 

@@ -198,6 +198,9 @@ fn keys_with_defaults_may_be_missing_or_null() {
         text(&mut config).insert(key.into(), expected);
         assert_eq!(format!("{:?}", parsed(&config).unwrap().layers), missing, "{model} {of} {key}");
     }
+    let mut config_without = config("qwen3-0.6b");
+    text(&mut config_without).remove("sliding_window");
+    assert!(!parsed(&config_without).unwrap().summary.contains_key("sliding_window"));
     let mut scaled = config("gpt-oss-20b");
     let stated = format!("{:?}", parsed(&scaled).unwrap().layers);
     text(&mut scaled).insert("rope_scaling".into(), Value::Null);
