@@ -94,7 +94,7 @@ pub fn gate_with(
     let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
     let f32s = |products| Options { precision: Precision::Fp32, products, ..Options::default() };
     let exact = run(f32s(Products::Exact), threshold)?;
-    let usual = run(f32s(Products::USUAL), threshold)?;
+    let usual = run(f32s(Products::Usual), threshold)?;
     // The device computes products with zero weights, too, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(COSINE_BOUND))?;

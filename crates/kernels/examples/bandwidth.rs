@@ -6,7 +6,7 @@
 mod common;
 
 use anemoe_kernels::{
-    Columns, IndexBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat,
+    Columns, IndexBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Products, Weight, WeightFormat,
     matmul_batch, read, round_to_int16,
 };
 use common::test_data::{noise, random_bits};
@@ -45,7 +45,7 @@ fn main() {
             let weight = Weight { format, elements, values, offsets: None };
             let mut matrix = OwnedMatrix::new(weight, rows, cols).expect("a matrix");
             if fast || words {
-                matrix.prepare(fast);
+                matrix.prepare(if fast { Products::Fast } else { Products::Exact });
             }
             matrix
         })

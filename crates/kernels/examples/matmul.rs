@@ -8,7 +8,7 @@ mod common;
 
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits, Isa, MatMul,
-    OwnedMatrix, PackedActivations, Pool, Softmax, Weight, WeightFormat, attention, matmul_batch,
+    OwnedMatrix, PackedActivations, Pool, Products, Softmax, Weight, WeightFormat, attention, matmul_batch,
     round_to_int16,
 };
 use common::test_data::{noise, random_bits};
@@ -45,13 +45,13 @@ fn main() {
     anemoe_kernels::round_to_f16(&mut lut8);
     let scales = noise(1, n / 32);
     let dense: Vec<u8> = dense.iter().flat_map(|v| v.to_le_bytes()).collect();
-    // `how` is none for f32 whatever the format, or whether products are fast.
-    let make = |format: WeightFormat, elements: &[u8], values: Option<&[f32]>, how: Option<bool>| {
+    // `how` is none for f32 whatever the format.
+    let make = |format: WeightFormat, elements: &[u8], values: Option<&[f32]>, how: Option<Products>| {
         let elements = elements[..n * usize::from(format.bits()) / 8].to_vec();
         let weight = Weight { format, elements, values: values.map(<[f32]>::to_vec), offsets: None };
         let mut matrix = OwnedMatrix::new(weight, rows, cols).unwrap();
-        if let Some(fast) = how {
-            matrix.prepare(fast);
+        if let Some(products) = how {
+            matrix.prepare(products);
         }
         matrix
     };
@@ -59,13 +59,13 @@ fn main() {
         let table = &table[..(rows / 32) << bits.bits()];
         make(WeightFormat::Lut { bits, rows_per_table: 32 }, &bytes, Some(table), how)
     };
-    let int = |bits: IntBits, block_cols: usize, fast: bool| {
+    let int = |bits: IntBits, block_cols: usize, products: Products| {
         let format = WeightFormat::Int { bits, signed: true, block_rows: 1, block_cols, offsets: false };
-        make(format, &bytes, Some(&scales[..n / block_cols]), Some(fast))
+        make(format, &bytes, Some(&scales[..n / block_cols]), Some(products))
     };
     let powers: Vec<f32> = bytes.iter().take(n / 32).map(|b| 2f32.powi(i32::from(b % 8) - 12)).collect();
     use IndexBits::*;
-    let (exact, fast) = (Some(false), Some(true));
+    let (exact, fast) = (Some(Products::Exact), Some(Products::Fast));
     let all = [
         ("f32", make(WeightFormat::F32, &dense, None, exact)),
         ("f16", make(WeightFormat::Fp16, &halves, None, exact)),
@@ -78,16 +78,17 @@ fn main() {
         ("lut2", lut(Two, &lut4, exact)),
         ("lut3", lut(Three, &lut4, exact)),
         ("mxfp4", make(WeightFormat::Mxfp4 { block_cols: 32 }, &bytes, Some(&powers), exact)),
-        ("int4_32", int(IntBits::Four, 32, false)),
-        ("int4_row", int(IntBits::Four, cols, false)),
-        ("int8_row", int(IntBits::Eight, cols, false)),
-        ("int8_32", int(IntBits::Eight, 32, false)),
+        ("int4_32", int(IntBits::Four, 32, Products::Exact)),
+        ("int4_row", int(IntBits::Four, cols, Products::Exact)),
+        ("int8_row", int(IntBits::Eight, cols, Products::Exact)),
+        ("int8_32", int(IntBits::Eight, 32, Products::Exact)),
         ("fast_lut4", lut(Four, &lut4, fast)),
         ("fast_lut6", lut(Six, &lut6, fast)),
         ("fast_lut8", lut(Eight, &lut8, fast)),
-        ("fast_int4", int(IntBits::Four, cols, true)),
-        ("fast_int8", int(IntBits::Eight, cols, true)),
-        ("fast_int4_32", int(IntBits::Four, 32, true)),
+        ("fast_int4", int(IntBits::Four, cols, Products::Fast)),
+        ("usual_int8", int(IntBits::Eight, cols, Products::Usual)),
+        ("fast_int8", int(IntBits::Eight, cols, Products::Fast)),
+        ("fast_int4_32", int(IntBits::Four, 32, Products::Fast)),
         ("fast_f16", make(WeightFormat::Fp16, &halves, None, fast)),
     ];
     let x = noise(1, cols * 512);

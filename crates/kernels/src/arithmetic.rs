@@ -16,13 +16,8 @@ pub(crate) enum Arithmetic {
     Int16(Int16Lut),
     /// Approximate, with weights and tokens of 8 bits.
     Int8(Int8Codes),
+    /// With integers of 8 bits, exactly, and tokens of 15 bits in two digits.
+    Int8Digits(Int8Codes),
     /// Approximate, in bf16.
     Bf16,
-}
-
-impl Arithmetic {
-    /// Tells whether results are approximate.
-    pub fn is_fast(&self) -> bool {
-        matches!(self, Arithmetic::Int8(_) | Arithmetic::Bf16)
-    }
 }

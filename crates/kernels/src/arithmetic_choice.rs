@@ -2,13 +2,41 @@
 
 use crate::arithmetic::Arithmetic;
 use crate::lut_tables::{Exponents, HalfLut, Int8Codes, Int16Lut, MXFP4_BLOCK};
-use crate::weight_format::{IndexBits, WeightFormat};
+use crate::weight_format::{IndexBits, IntBits, WeightFormat};
 use crate::{Isa, Matrix};
+
+/// Says how exact products with weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Products {
+    /// Results are those of f32.
+    Exact,
+    /// Activations are rounded where that changes less than a tenth of what the compression does (docs/kernels.md): to 8 bits for
+    /// weights of at most 4 bits, to 15 bits for integers of 8 bits with a scale per row.
+    Usual,
+    /// Activations are rounded to 8 bits where weights are tables or integers, and products are of bf16 where weights are large
+    /// and of fp16 or f32, and the processor has bf16. The error is about half a percent of a product's norm.
+    Fast,
+}
 
 /// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
 const MIN_BF16_SIZE: usize = 512;
 
 impl Arithmetic {
+    /// Chooses the arithmetic of a matrix.
+    pub fn choose(w: &Matrix<'_>, products: Products) -> Arithmetic {
+        match (products, w.weight.format) {
+            (Products::Exact, _) => Arithmetic::exact(w),
+            (Products::Usual, WeightFormat::Int { bits: IntBits::Eight, signed, block_cols, .. })
+                if block_cols == w.cols && crate::simd::multiplies_bytes(Isa::best()) =>
+            {
+                let codes = Int8Codes::of_integers(w.values(), w.weight.offsets, IntBits::Eight, signed);
+                Arithmetic::Int8Digits(codes)
+            }
+            (Products::Usual, format) if format.bits() > 4 => Arithmetic::exact(w),
+            (Products::Usual | Products::Fast, _) => Arithmetic::fast(w),
+        }
+    }
+
     /// Chooses exact arithmetic.
     pub fn exact(w: &Matrix<'_>) -> Arithmetic {
         let (format, lut) = (w.weight.format, w.values());

@@ -56,6 +56,7 @@ mod transpose;
 mod weight_format;
 
 pub use activations::{Columns, Layout, PackedActivations};
+pub use arithmetic_choice::Products;
 pub use attention::{
     AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, Softmax, attention,
 };

@@ -134,6 +134,7 @@ impl<'a> Matrix<'a> {
             Arithmetic::Int16(_) => Layout::Int16,
             Arithmetic::Int8(_) if has_four_bits => Layout::Int8Interleaved,
             Arithmetic::Int8(_) => Layout::Int8,
+            Arithmetic::Int8Digits(_) => Layout::Int8Digits,
             Arithmetic::Bf16 => Layout::Bf16,
             Arithmetic::F32 | Arithmetic::F32OfHalves(_) | Arithmetic::F32OfExponents(_) => match self
                 .weight

@@ -1,6 +1,7 @@
 //! Matrices that own their storage and their lookup tables.
 
 use crate::arithmetic::Arithmetic;
+use crate::arithmetic_choice::Products;
 use crate::matrix::{Matrix, MatrixError};
 use crate::weight_format::{Weight, WeightFormat};
 
@@ -12,6 +13,7 @@ pub struct OwnedMatrix<D> {
     bytes: usize,
     rows: usize,
     cols: usize,
+    products: Products,
     arithmetic: Arithmetic,
 }
 
@@ -23,17 +25,17 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
     pub fn new(weight: Weight<D, Vec<f32>>, rows: usize, cols: usize) -> Result<Self, MatrixError> {
         let bytes = weight.elements.as_ref().len();
         Matrix::new(borrow(&weight), rows, cols)?;
-        Ok(OwnedMatrix { weight, bytes, rows, cols, arithmetic: Arithmetic::F32 })
+        let (products, arithmetic) = (Products::Exact, Arithmetic::F32);
+        Ok(OwnedMatrix { weight, bytes, rows, cols, products, arithmetic })
     }
 
-    /// Prepares approximate (`fast`) or exact matmul: makes the lookup tables that the format needs.
-    pub fn prepare(&mut self, fast: bool) {
+    /// Prepares matmuls: makes the lookup tables that the format needs.
+    pub fn prepare(&mut self, products: Products) {
         // Exponents serve both, and replace the scales that they are made of.
         if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
             return;
         }
-        let w = self.view();
-        self.arithmetic = if fast { Arithmetic::fast(&w) } else { Arithmetic::exact(&w) };
+        (self.products, self.arithmetic) = (products, Arithmetic::choose(&self.view(), products));
         if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
             self.weight.values = None;
         }
@@ -44,9 +46,9 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         self.weight.format
     }
 
-    /// Tells whether [`OwnedMatrix::prepare`] chose approximate matmul.
-    pub fn is_fast(&self) -> bool {
-        self.arithmetic.is_fast()
+    /// Returns what the matrix was prepared for.
+    pub fn products(&self) -> Products {
+        self.products
     }
 
     /// Returns the packed elements.

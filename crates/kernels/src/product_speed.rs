@@ -1,8 +1,8 @@
 //! Measures how fast this machine multiplies by weights in its caches.
 
 use crate::{
-    Columns, IndexBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat,
-    matmul_batch, round_to_int16,
+    Columns, IndexBits, IntBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Products, Weight,
+    WeightFormat, matmul_batch, round_to_int16,
 };
 use std::time::Instant;
 
@@ -16,24 +16,29 @@ const ROWS_PER_TABLE: usize = 32;
 const PER_ROUND: usize = 16;
 
 /// Measures the multiply-adds per second of the pool's threads, the fastest of `rounds`. The matrix holds indices into
-/// tables, or fp16 without `index_bits`, and is multiplied by `tokens` tokens. `fast` uses 8-bit or bf16 activations, as
-/// the executor's fast mode does.
+/// tables, for 8 bits integers with a scale per row, or fp16 without `index_bits`, and is multiplied by `tokens` tokens.
 pub fn measure_multiply_adds(
     pool: &Pool,
     index_bits: Option<IndexBits>,
-    fast: bool,
+    products: Products,
     tokens: usize,
     rounds: usize,
 ) -> f64 {
-    let format = index_bits
-        .map_or(WeightFormat::Fp16, |bits| WeightFormat::Lut { bits, rows_per_table: ROWS_PER_TABLE });
+    let format = match index_bits {
+        None => WeightFormat::Fp16,
+        Some(IndexBits::Eight) => {
+            let (bits, signed, offsets) = (IntBits::Eight, true, false);
+            WeightFormat::Int { bits, signed, block_rows: 1, block_cols: COLS, offsets }
+        }
+        Some(bits) => WeightFormat::Lut { bits, rows_per_table: ROWS_PER_TABLE },
+    };
     let bits = usize::from(format.bits());
     let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
     // fp16 values have magnitudes from 1 to 2; indices take all values.
     let noise = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7) as u16 & 0x83ff | 0x3c00;
     let elements: Vec<u8> = (0..rows * COLS * bits / 16).flat_map(|i| noise(i).to_le_bytes()).collect();
     let values = format.has_values().then(|| {
-        let entries = (rows / ROWS_PER_TABLE) << bits;
+        let entries = if bits == 8 { rows } else { (rows / ROWS_PER_TABLE) << bits };
         let mut lut: Vec<f32> = (0..entries).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect();
         lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
         crate::round_to_f16(&mut lut);
@@ -43,7 +48,7 @@ pub fn measure_multiply_adds(
     else {
         return 0.0;
     };
-    matrix.prepare(fast);
+    matrix.prepare(products);
     let w = matrix.view();
     let tokens = tokens.max(1);
     let x: Vec<f32> = (0..COLS * tokens).map(|i| f32::from(noise(i)) / 65536.0).collect();
@@ -72,9 +77,9 @@ mod tests {
     fn every_format_is_multiplied() {
         let pool = Pool::new(2);
         for bits in IndexBits::ALL.into_iter().map(Some).chain([None]) {
-            for fast in [false, true] {
+            for products in [Products::Exact, Products::Usual, Products::Fast] {
                 // A rate below that of any processor.
-                assert!(measure_multiply_adds(&pool, bits, fast, 2, 1) > 1e6, "{bits:?} {fast}");
+                assert!(measure_multiply_adds(&pool, bits, products, 2, 1) > 1e6, "{bits:?} {products:?}");
             }
         }
     }

@@ -7,8 +7,8 @@ mod test_data;
 
 use anemoe_kernels::{
     ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, GateFunction, HeadStrides,
-    IndexBits, IntBits, Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, RmsNorm, Softmax, Weight,
-    WeightFormat, apply_gate, attention, matmul_batch, rms_norm, round_to_int16, softcap,
+    IndexBits, IntBits, Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, Products, RmsNorm,
+    Softmax, Weight, WeightFormat, apply_gate, attention, matmul_batch, rms_norm, round_to_int16, softcap,
 };
 use test_data::{bytes, noise};
 
@@ -48,13 +48,13 @@ fn matmul_has_these_bits() {
     let stored = bytes(2, n);
     let tables = noise(3, rows << 8);
     let (scale, offset) = (noise(4, rows * cols / 32), noise(5, rows * cols / 32));
-    // `how` is none for f32 whatever the format, or whether products are fast.
-    let make = |format: WeightFormat, elements: &[u8], sides: [Option<&[f32]>; 2], how: Option<bool>| {
+    // `how` is none for f32 whatever the format.
+    let make = |format: WeightFormat, elements: &[u8], sides: [Option<&[f32]>; 2], how: Option<Products>| {
         let elements = elements[..n * usize::from(format.bits()) / 8].to_vec();
         let [values, offsets] = sides.map(|side| side.map(<[f32]>::to_vec));
         let mut matrix = OwnedMatrix::new(Weight { format, elements, values, offsets }, rows, cols).unwrap();
-        if let Some(fast) = how {
-            matrix.prepare(fast);
+        if let Some(products) = how {
+            matrix.prepare(products);
         }
         matrix
     };
@@ -72,7 +72,7 @@ fn matmul_has_these_bits() {
     let powers: Vec<f32> = bytes(6, n / 32).iter().map(|b| 2f32.powi(i32::from(b % 16) - 12)).collect();
     let mxfp4 = WeightFormat::Mxfp4 { block_cols: 32 };
     use IndexBits::*;
-    let fast = Some(true);
+    let fast = Some(Products::Fast);
     let expected = [
         ("f32", make(WeightFormat::F32, &dense, [None, None], None), 0x5087_a996_90ad_67e3),
         ("f16", make(WeightFormat::Fp16, &halves, [None, None], None), 0x9f1e_f3bc_dc36_7672),
@@ -80,11 +80,11 @@ fn matmul_has_these_bits() {
         ("lut2", lut(Two, &tables, None), 0x4354_873b_4036_2f8c),
         ("lut3", lut(Three, &tables, None), 0x89da_9b1a_c80b_88b2),
         ("lut4", lut(Four, &tables, None), 0xb8b2_ae66_5d73_a6f4),
-        ("lut4 int16", lut(Four, &rounded, Some(false)), 0x0e2e_c51a_a628_c355),
+        ("lut4 int16", lut(Four, &rounded, Some(Products::Exact)), 0x0e2e_c51a_a628_c355),
         ("lut6", lut(Six, &tables, None), 0x7c79_018e_473b_7a9f),
         ("lut8", lut(Eight, &tables, None), 0xcf29_75ab_a9f0_15bc),
         ("int4", int(IntBits::Four, true, 32, None), 0x3b20_3ce3_1971_d75f),
-        ("mxfp4", make(mxfp4, &stored, [Some(&powers), None], Some(false)), 0x75eb_be8d_227f_4215),
+        ("mxfp4", make(mxfp4, &stored, [Some(&powers), None], Some(Products::Exact)), 0x75eb_be8d_227f_4215),
         ("int8", int(IntBits::Eight, true, 32, None), 0xbd02_21a4_357f_bbc0),
         ("uint8", int(IntBits::Eight, false, cols, None), 0x61df_a3e0_f105_5ced),
         ("fast lut1", lut(One, &tables, fast), 0x2f26_cdbf_4fb7_be99),

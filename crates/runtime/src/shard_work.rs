@@ -208,8 +208,7 @@ pub fn bounds(
             let index_bits = index_bits_of(bytes);
             let bits = index_bits.map_or(16, |b| usize::from(b.bits()));
             let speed = *speeds.entry((bits, *tokens)).or_insert_with(|| {
-                let fast = products.are_fast(bits);
-                anemoe_kernels::measure_multiply_adds(pool, index_bits, fast, *tokens, ROUNDS)
+                anemoe_kernels::measure_multiply_adds(pool, index_bits, products, *tokens, ROUNDS)
             });
             let (ms, gb) = (part.ms_per_token, part.gb_per_token);
             let (read_ms, multiply_ms) = (gb / read_gb_s * 1e3, millions * 1e6 / speed * 1e3);

@@ -15,8 +15,8 @@ pub struct ExecutorArgs {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
     #[arg(long, value_parser = precision(), default_value = "fp32")]
     precision: Precision,
-    /// Compute every product exactly. By default activations are rounded to 8 bits where weights have at most 4 bits, which
-    /// changes less than a tenth of what the compression does, and is faster.
+    /// Compute every product exactly. By default activations are rounded to 8 bits where weights have at most 4 bits, and to 15
+    /// bits where they are integers of 8, which changes less than a tenth of what the compression does, and is faster.
     #[arg(long)]
     exact: bool,
     /// Round activations to 8 bits also where weights are tables or integers of more than 4 bits, and multiply bf16 where the
@@ -37,14 +37,14 @@ impl ExecutorArgs {
         match (self.fast, self.exact || self.no_fuse || self.precision == Precision::Fp16) {
             (true, _) => Products::Fast,
             (false, true) => Products::Exact,
-            (false, false) => Products::USUAL,
+            (false, false) => Products::Usual,
         }
     }
 
     /// Names the mode: `default`, `exact` or `fast`, and the first other option that does not have its default.
     pub fn mode(&self) -> String {
         let mut mode = String::from(match self.products() {
-            Products::FastOfFourBits => "default",
+            Products::Usual => "default",
             Products::Exact => "exact",
             Products::Fast => "fast",
         });

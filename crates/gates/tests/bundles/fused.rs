@@ -83,7 +83,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                 (Products::Exact, false),
                 (Products::Exact, true),
                 (Products::Fast, false),
-                (Products::FastOfFourBits, true),
+                (Products::Usual, true),
             ] {
                 let what = format!("{name} {quant}, {products:?}, caches in fp16 {half_states}");
                 let options =

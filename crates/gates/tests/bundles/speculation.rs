@@ -188,7 +188,7 @@ fn drafts_change_no_token_in_other_arithmetic() {
         for (products, precision) in [
             (Products::Fast, Precision::Fp32),
             (Products::Exact, Precision::Fp16),
-            (Products::FastOfFourBits, Precision::Fp32),
+            (Products::Usual, Precision::Fp32),
         ] {
             let options = Options { products, precision, half_states: true, ..Options::default() };
             let model = open_with(dir.path(), name, &[1, 64], options);

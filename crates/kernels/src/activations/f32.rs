@@ -35,7 +35,7 @@ pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
             out[x.len()..].fill(0.0);
         }
         Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => to_interleaved(x, out),
-        Layout::Int8 => to_byte_groups(x, out),
+        Layout::Int8 | Layout::Int8Digits => to_byte_groups(x, out),
     }
 }
 

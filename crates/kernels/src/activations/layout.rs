@@ -19,18 +19,21 @@ pub enum Layout {
     Int8Interleaved,
     /// 8-bit integers; column `64 (k / 4) + 4 l + k % 4`: four neighbouring columns share a lane.
     Int8,
+    /// 15-bit integers in two digits, each in the order of [`Layout::Int8`].
+    Int8Digits,
     /// bf16; column `16 k + l`.
     Bf16,
 }
 
 impl Layout {
     /// All of them; their numbers are indices.
-    pub const ALL: [Layout; 6] = [
+    pub const ALL: [Layout; 7] = [
         Layout::F32,
         Layout::F32Interleaved,
         Layout::Int16,
         Layout::Int8Interleaved,
         Layout::Int8,
+        Layout::Int8Digits,
         Layout::Bf16,
     ];
 
@@ -41,7 +44,7 @@ impl Layout {
         match self {
             Layout::F32 | Layout::Bf16 => i,
             Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => BLOCK / LANES * l + k,
-            Layout::Int8 => 64 * (k / 4) + 4 * l + k % 4,
+            Layout::Int8 | Layout::Int8Digits => 64 * (k / 4) + 4 * l + k % 4,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! [tokens, channels], strided           a token, packed: blocks of 128 columns, the last one filled with zeros
 //!   t0: x x x x x x ...        f32      [blocks][8 vectors][16 lanes] f32, columns in the order of the layout
 //!   t1: x x x x x x ...  --->  int16    [blocks][4][2 digits][32] i16, a power of two per lane and 4 blocks
-//!   ...                        int8     [blocks][2][64] i8, a scale per lane and 8 blocks
+//!   ...                        int8     [digits][blocks][2][64] i8, a scale per lane and 8 blocks
 //!                              bf16     [lines][32] bf16
 //! ```
 //!
@@ -94,6 +94,7 @@ impl PackedActivations {
         match self.layout {
             Layout::F32 | Layout::F32Interleaved | Layout::Int16 => self.data.len() * LANES >= elements,
             Layout::Int8 | Layout::Int8Interleaved => self.int8.lines.len() * 64 >= elements,
+            Layout::Int8Digits => self.int8.lines.len() * 64 >= 2 * elements,
             Layout::Bf16 => self.bf16.len() * COLUMNS_PER_LINE >= elements,
         }
     }
@@ -175,13 +176,16 @@ impl PackedActivations {
                     });
                 }
             }
-            Layout::Int8Interleaved | Layout::Int8 => {
-                let order = if layout == Layout::Int8 { packed_int8::BYTES } else { packed_int8::NIBBLES };
-                let sizes = (blocks * packed_int8::LINES, blocks.div_ceil(INT8_BLOCKS_PER_SCALE));
+            Layout::Int8Interleaved | Layout::Int8 | Layout::Int8Digits => {
+                let (order, digits, pack): (_, _, packed_int8::PackToken) = match layout {
+                    Layout::Int8Interleaved => (packed_int8::NIBBLES, 1, packed_int8::pack_token),
+                    Layout::Int8Digits => (packed_int8::BYTES, 2, packed_int8::pack_token_in_digits),
+                    _ => (packed_int8::BYTES, 1, packed_int8::pack_token),
+                };
+                let scales = blocks.div_ceil(INT8_BLOCKS_PER_SCALE);
+                let sizes = (digits * blocks * packed_int8::LINES, digits * scales);
                 self.int8.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, sum| {
-                    with_arranged(token, t, padded, |x| {
-                        packed_int8::pack_token(x, &order, lines, scales, sum)
-                    });
+                    with_arranged(token, t, padded, |x| pack(x, &order, lines, scales, sum));
                 });
             }
             Layout::Bf16 => {

@@ -1,7 +1,12 @@
-//! Packs activations as 8-bit integers.
+//! Packs activations as integers of 8 bits, or of 15 bits in two digits of 8.
 //!
 //! ```text
 //! lane l of 8 blocks (64 columns):  scale = max |x| / 127,  q = round(x / scale),  |q| <= 127
+//!
+//! two digits:                       scale = max |x| / 16319,  q = round(x / scale) = 128 * high + low
+//!                                   high = round(q / 128),  |high| <= 127,  |low| <= 64
+//!   lines    high digits of all blocks, then low digits
+//!   scales   128 * scale of all parts, then scale
 //! ```
 //!
 //! One lane of the dot product adds up the products of these 64 columns, so that a sum of integers has one scale. An
@@ -25,23 +30,38 @@ pub(super) const NIBBLES: ByteOrder = [[0, 2, 4, 6], [1, 3, 5, 7]];
 /// Byte order for weights of 8 bits: columns 0 to 63, columns 64 to 127.
 pub(super) const BYTES: ByteOrder = [[0, 1, 2, 3], [4, 5, 6, 7]];
 
+/// The largest number in two digits: 127 * 128 + 63.
+const LARGEST_IN_DIGITS: f32 = 16319.0;
+/// What a unit of the high digit is worth.
+const RADIX: f32 = 128.0;
+
+/// A function that packs a token's vectors as lines and scales, and sums its elements.
+pub(super) type PackToken = fn(&[[f32; LANES]], &ByteOrder, &mut [[u8; 64]], &mut [[f32; LANES]], &mut f32);
+
 simd_fn! {
-    /// Packs a token's vectors as lines and scales, and sums its elements.
-    pub(super) fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd
+    /// Packs a token's vectors in one digit.
+    pub(super) fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 1
+}
+
+simd_fn! {
+    /// Packs a token's vectors in two digits.
+    pub(super) fn pack_token_in_digits(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 2
 }
 
 #[inline(always)]
-fn pack_token_simd<L: U8x64>(
+fn pack_token_simd<L: U8x64, const DIGITS: usize>(
     data: &[[f32; LANES]],
     byte_order: &ByteOrder,
     bytes: &mut [[u8; 64]],
     scales: &mut [[f32; LANES]],
     sum: &mut f32,
 ) {
+    let most = if const { DIGITS == 2 } { LARGEST_IN_DIGITS } else { 127.0 };
     let mut total = L::splat(0.0);
-    let parts =
-        data.chunks(BLOCKS_PER_SCALE * VECTORS).zip(bytes.chunks_mut(BLOCKS_PER_SCALE * 2)).zip(scales);
-    for ((data, bytes), scale) in parts {
+    let (bytes, low_bytes) = bytes.split_at_mut(data.len() / VECTORS * LINES);
+    let (scales, low_scales) = scales.split_at_mut(data.len().div_ceil(BLOCKS_PER_SCALE * VECTORS));
+    let parts = data.chunks(BLOCKS_PER_SCALE * VECTORS).zip(bytes.chunks_mut(BLOCKS_PER_SCALE * LINES));
+    for (part, ((data, bytes), scale)) in parts.zip(scales).enumerate() {
         let (mut largest, mut wrong) = (L::splat(0.0), L::splat(0.0));
         for v in data {
             let v = L::load(v);
@@ -49,22 +69,37 @@ fn pack_token_simd<L: U8x64>(
             // 0, or NaN where an element is not finite. NaN makes the scale NaN, and so the results.
             wrong = v.mul_add(L::splat(0.0), wrong);
         }
-        let inverse = L::splat(127.0).div(largest.max(L::splat(1e-30)));
-        let step = largest.mul(L::splat(1.0 / 127.0)).add(wrong);
-        step.store(scale);
-        let mut q = L::splat(0.0);
-        let blocks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<2>().0);
-        for (block, out) in blocks {
-            for (vectors, out) in byte_order.iter().zip(out) {
-                let mut four = [q; 4];
+        let inverse = L::splat(most).div(largest.max(L::splat(1e-30)));
+        let step = largest.mul(L::splat(1.0 / most)).add(wrong);
+        if const { DIGITS == 2 } {
+            step.mul(L::splat(RADIX)).store(scale);
+            step.store(&mut low_scales[part]);
+        } else {
+            step.store(scale);
+        }
+        let mut sums = L::splat(0.0);
+        let blocks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<LINES>().0);
+        for (b, (block, out)) in blocks.enumerate() {
+            for (i, (vectors, out)) in byte_order.iter().zip(out).enumerate() {
+                let mut q = [sums; 4];
                 for j in 0..4 {
-                    four[j] = L::load(&block[vectors[j]]).mul(inverse).round();
+                    q[j] = L::load(&block[vectors[j]]).mul(inverse).round();
                 }
-                q = q.add(four[0].add(four[1]).add(four[2]).add(four[3]));
-                L::pack_i8(four, out);
+                sums = sums.add(q[0].add(q[1]).add(q[2]).add(q[3]));
+                if const { DIGITS == 2 } {
+                    let mut high = q;
+                    for j in 0..4 {
+                        high[j] = q[j].mul(L::splat(1.0 / RADIX)).round();
+                        q[j] = high[j].mul_add(L::splat(-RADIX), q[j]);
+                    }
+                    L::pack_i8(high, out);
+                    L::pack_i8(q, &mut low_bytes[(part * BLOCKS_PER_SCALE + b) * LINES + i]);
+                } else {
+                    L::pack_i8(q, out);
+                }
             }
         }
-        total = step.mul_add(q, total);
+        total = step.mul_add(sums, total);
     }
     *sum = total.horizontal_sum();
 }

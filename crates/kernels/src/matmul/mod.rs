@@ -150,6 +150,7 @@ pub(crate) fn multiply_prepared(
         }
         Arithmetic::Int16(lut) => int16::multiply_rows(isa, w, lut, x, tiles, y),
         Arithmetic::Int8(codes) => int8::multiply_rows(isa, w, codes, x, tiles, y),
+        Arithmetic::Int8Digits(codes) => int8::multiply_rows_in_digits(isa, w, codes, x, tiles, y),
         Arithmetic::Bf16 => bf16::multiply_rows(isa, w, x, tiles, y),
     }
 }

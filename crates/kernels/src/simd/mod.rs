@@ -88,6 +88,20 @@ pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
     entries <= dispatch(isa, Asked)
 }
 
+/// Tells whether the fastest instructions of `isa` have dot products of bytes.
+pub(crate) fn multiplies_bytes(isa: Isa) -> bool {
+    struct Asked;
+    impl Kernel for Asked {
+        type Output = bool;
+        const HAS_DOT_PRODUCTS: bool = true;
+        #[inline(always)]
+        fn run<S: Simd>(self) -> bool {
+            !S::MULTIPLIES_BYTES_AS_WORDS
+        }
+    }
+    dispatch(isa, Asked)
+}
+
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
 pub(crate) struct KernelArguments<T, F>(pub T, pub std::marker::PhantomData<F>);
 

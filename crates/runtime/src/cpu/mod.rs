@@ -37,6 +37,7 @@ pub use states::CpuStates;
 pub use tokens::{Carried, CarriedRows, carried};
 
 pub(crate) use crate::backend::INLINE_TERMS;
+pub use anemoe_kernels::Products;
 pub(crate) use ops::dot;
 pub(crate) use package::read_constant;
 
@@ -48,34 +49,6 @@ pub enum Precision {
     Fp16,
     /// Nothing is rounded.
     Fp32,
-}
-
-/// Arithmetic of products with weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Products {
-    /// Results are those of f32.
-    Exact,
-    /// Activations are rounded to 8 bits where weights have at most 4 bits: there the divergence from exact products is below a
-    /// tenth of the divergence by compression (docs/kernels.md).
-    FastOfFourBits,
-    /// Activations are rounded to 8 bits where weights are tables or integers, see docs/kernels.md, and products
-    /// are of bf16 where weights are large and of fp16 or f32, and the processor has bf16. The error is about half a percent of
-    /// a product's norm.
-    Fast,
-}
-
-impl Products {
-    /// Products of commands that run a model, unless told otherwise.
-    pub const USUAL: Products = Products::FastOfFourBits;
-
-    /// Tells whether products with weights of `bits` bits are fast.
-    pub const fn are_fast(self, bits: usize) -> bool {
-        match self {
-            Products::Exact => false,
-            Products::FastOfFourBits => bits <= 4,
-            Products::Fast => true,
-        }
-    }
 }
 
 /// Options of execution.

@@ -7,7 +7,8 @@ use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
 use anemoe_io::locked;
 use anemoe_kernels::{
-    IndexBits, IntBits, MXFP4_TABLE, Matrix, OwnedMatrix, PackedRows, Weight, WeightFormat, f32_bytes,
+    IndexBits, IntBits, MXFP4_TABLE, Matrix, OwnedMatrix, PackedRows, Products, Weight, WeightFormat,
+    f32_bytes,
 };
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
@@ -22,7 +23,7 @@ struct Transposition {
     /// Address and length in bytes.
     blob: (usize, usize),
     cols: usize,
-    fast: bool,
+    products: Products,
 }
 
 /// Transposed weights that functions hold. The kept blob ensures that no other blob gets the same address.
@@ -96,15 +97,11 @@ impl StoredWeight {
         StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
-    /// Makes the tables that exact or fast products read; without them products are exact, in f32.
-    pub fn prepare(&mut self, fast: bool) {
-        self.matrix.prepare(fast);
+    /// Makes the tables that products read; without them products are exact, in f32.
+    pub fn prepare(&mut self, products: Products) {
+        self.matrix.prepare(products);
     }
 
-    /// Returns the bits of an index or an integer, or those of a float.
-    pub fn bits(&self) -> usize {
-        usize::from(self.matrix.format().bits())
-    }
 
     /// Returns the number of rows: the size of the first dimension.
     pub fn rows(&self) -> usize {
@@ -165,7 +162,7 @@ impl StoredWeight {
         let key = Transposition {
             blob: (blob.data().as_ptr() as usize, blob.data().len()),
             cols: self.cols(),
-            fast: self.matrix.is_fast(),
+            products: self.matrix.products(),
         };
         let all = || locked(&TRANSPOSED);
         if let Some((_, made)) =
@@ -197,7 +194,7 @@ impl StoredWeight {
         };
         let weight = Weight { format, elements, values: None, offsets: None };
         let mut made = StoredWeight::new(weight, shape).ok()?;
-        made.prepare(self.matrix.is_fast());
+        made.prepare(self.matrix.products());
         Some(made)
     }
 

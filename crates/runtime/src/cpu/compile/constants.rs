@@ -43,8 +43,7 @@ fn make_constants(
                 if let Constant::Stored(w) = result
                     && let Some(w) = Arc::get_mut(w)
                 {
-                    let fast = options.products.are_fast(w.bits());
-                    w.prepare(fast);
+                    w.prepare(options.products);
                 }
             }
             Ok(results.into())
