@@ -7,10 +7,10 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2<const VNNI: bool = false>(pub(crate) __m256, pub(crate) __m256);
 
+/// Applies an intrinsic to both halves of vectors.
 macro_rules! both {
     ($f:ident, $($v:expr),*) => {
-        // SAFETY: the processor has AVX2 and FMA, see `simd`.
-        unsafe { Avx2($f($($v.0),*), $f($($v.1),*)) }
+        Avx2($f($($v.0),*), $f($($v.1),*))
     };
 }
 
@@ -65,16 +65,56 @@ unsafe fn gather(table: *const f32, at: __m256i, mask: i32) -> __m256 {
 
 impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     const REGISTERS: usize = 8;
+    const REGISTERS_PER_VECTOR: usize = 2;
+    type Register = __m256;
+    type U32s = (__m256i, __m256i);
 
-    #[inline(always)]
-    fn splat(v: f32) -> Self {
-        // SAFETY: the processor has AVX2, see `simd`.
-        unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
-    }
-    #[inline(always)]
-    fn load(v: &[f32; LANES]) -> Self {
-        // SAFETY: sixteen numbers are there; the processor has AVX2, see `simd`.
-        unsafe { Avx2(_mm256_loadu_ps(v.as_ptr()), _mm256_loadu_ps(v.as_ptr().add(8))) }
+    // SAFETY: the processor has AVX2, FMA and F16C, see `simd`. Loads and stores are as long as their arrays, or halves of
+    // them; the tables have as many entries as the masks of `gather` select.
+    intrinsics! {
+        splat(v: f32) -> Self = Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v));
+        load(v: &[f32; LANES]) -> Self = halves!(|at| _mm256_loadu_ps(v.as_ptr().add(at)), (0, 8));
+        add(self, b: Self) -> Self = both!(_mm256_add_ps, self, b);
+        mul(self, b: Self) -> Self = both!(_mm256_mul_ps, self, b);
+        div(self, b: Self) -> Self = both!(_mm256_div_ps, self, b);
+        mul_add(self, b: Self, c: Self) -> Self = both!(_mm256_fmadd_ps, self, b, c);
+        neg_mul_add(self, b: Self, c: Self) -> Self = both!(_mm256_fnmadd_ps, self, b, c);
+        min(self, b: Self) -> Self = both!(_mm256_min_ps, self, b);
+        max(self, b: Self) -> Self = both!(_mm256_max_ps, self, b);
+        if_below(self, bound: Self, x: Self, y: Self) -> Self =
+            halves!(|v, b, x, y| _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(v, b)),
+                self, bound, x, y);
+        power_of_two(self) -> Self = halves!(
+            |v| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+                _mm256_cvtps_epi32(v),
+                _mm256_set1_epi32(127),
+            ))),
+            self
+        );
+        round(self) -> Self = halves!(|v| _mm256_round_ps::<NEAREST>(v), self);
+        load_register(v: &[f32; LANES], r: usize) -> __m256 =
+            _mm256_loadu_ps(v.as_chunks::<8>().0[r].as_ptr());
+        store_register(v: __m256, out: &mut [f32; LANES], r: usize) =
+            _mm256_storeu_ps(out.as_chunks_mut::<8>().0[r].as_mut_ptr(), v);
+        mul_add_register(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+
+        load_u32(v: &[u8; 64]) -> Self::U32s =
+            pair!(|at| _mm256_loadu_si256(v.as_ptr().add(at).cast()), (0, 32));
+        load_u16(v: &[u8; 32]) -> Self::U32s =
+            pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16));
+        load_u8(v: &[u8; 16]) -> Self::U32s =
+            pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), (0, 8));
+        from_i8(v: &[u8; 16]) -> Self = halves!(
+            |at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast()))),
+            (0, 8)
+        );
+        from_u8(v: &[u8; 16]) -> Self = halves!(|v| _mm256_cvtepi32_ps(v), Self::load_u8(v));
+        from_f32(v: &[u8; 64]) -> Self = halves!(|at| _mm256_loadu_ps(v.as_ptr().add(at).cast()), (0, 32));
+        from_f16(v: &[u8; 32]) -> Self =
+            halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16));
+        lookup_64(table: &[f32; 64], at: Self::U32s) -> Self = halves!(|i| gather(table.as_ptr(), i, 63), at);
+        lookup_256(table: &[f32; 256], at: Self::U32s) -> Self =
+            halves!(|i| gather(table.as_ptr(), i, 255), at);
     }
     #[inline(always)]
     fn store(self, out: &mut [f32; LANES]) {
@@ -84,71 +124,7 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
             _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
         }
     }
-    vector_methods! {
-        add(a, b) = both!(_mm256_add_ps, a, b);
-        mul(a, b) = both!(_mm256_mul_ps, a, b);
-        div(a, b) = both!(_mm256_div_ps, a, b);
-        mul_add(a, b, c) = both!(_mm256_fmadd_ps, a, b, c);
-        neg_mul_add(a, b, c) = both!(_mm256_fnmadd_ps, a, b, c);
-        min(a, b) = both!(_mm256_min_ps, a, b);
-        max(a, b) = both!(_mm256_max_ps, a, b);
-    }
-    #[inline(always)]
-    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
-        // SAFETY: the processor has AVX2, see `simd`.
-        unsafe {
-            halves!(
-                |v, bound, x, y| _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(v, bound)),
-                self,
-                bound,
-                x,
-                y
-            )
-        }
-    }
-    #[inline(always)]
-    fn round(self) -> Self {
-        // SAFETY: the processor has AVX2, see `simd`.
-        unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
-    }
 
-    const REGISTERS_PER_VECTOR: usize = 2;
-    type Register = __m256;
-    #[inline(always)]
-    fn load_register(v: &[f32; LANES], r: usize) -> __m256 {
-        let half = &v.as_chunks::<8>().0[r];
-        // SAFETY: eight numbers are there; the processor has AVX2, see `simd`.
-        unsafe { _mm256_loadu_ps(half.as_ptr()) }
-    }
-    #[inline(always)]
-    fn store_register(v: __m256, out: &mut [f32; LANES], r: usize) {
-        let half = &mut out.as_chunks_mut::<8>().0[r];
-        // SAFETY: there is room for eight numbers; the processor has AVX2, see `simd`.
-        unsafe { _mm256_storeu_ps(half.as_mut_ptr(), v) }
-    }
-    #[inline(always)]
-    fn mul_add_register(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the processor has FMA, see `simd`.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    type U32s = (__m256i, __m256i);
-
-    #[inline(always)]
-    fn load_u32(v: &[u8; 64]) -> Self::U32s {
-        // SAFETY: 64 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { (_mm256_loadu_si256(v.as_ptr().cast()), _mm256_loadu_si256(v.as_ptr().add(32).cast())) }
-    }
-    #[inline(always)]
-    fn load_u16(v: &[u8; 32]) -> Self::U32s {
-        // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { pair!(|at| _mm256_cvtepu16_epi32(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16)) }
-    }
-    #[inline(always)]
-    fn load_u8(v: &[u8; 16]) -> Self::U32s {
-        // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), (0, 8)) }
-    }
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
         let v = &v[..15 * stride + 3];
@@ -195,32 +171,6 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn from_i8(v: &[u8; 16]) -> Self {
-        // SAFETY: 16 bytes are there; the processor has AVX2, see `simd`.
-        unsafe {
-            halves!(
-                |at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast()))),
-                (0, 8)
-            )
-        }
-    }
-    #[inline(always)]
-    fn from_u8(v: &[u8; 16]) -> Self {
-        let (a, b) = Self::load_u8(v);
-        // SAFETY: the processor has AVX2, see `simd`.
-        unsafe { Avx2(_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)) }
-    }
-    #[inline(always)]
-    fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there; the processor has AVX2, see `simd`.
-        unsafe { Avx2(_mm256_loadu_ps(v.as_ptr().cast()), _mm256_loadu_ps(v.as_ptr().add(32).cast())) }
-    }
-    #[inline(always)]
-    fn from_f16(v: &[u8; 32]) -> Self {
-        // SAFETY: 32 bytes are there; the processor has F16C, see `simd`.
-        unsafe { halves!(|at| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().add(at).cast())), (0, 16)) }
-    }
-    #[inline(always)]
     fn to_f16(self, out: &mut [u8; 32]) {
         // SAFETY: there is room for 32 bytes; the processor has F16C, see `simd`.
         unsafe {
@@ -243,16 +193,6 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
                 at
             )
         }
-    }
-    #[inline(always)]
-    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
-        unsafe { halves!(|i| gather(table.as_ptr(), i, 63), at) }
-    }
-    #[inline(always)]
-    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX2, see `simd`.
-        unsafe { halves!(|i| gather(table.as_ptr(), i, 255), at) }
     }
     const LARGEST_HALF_TABLE: usize = 64;
     type HalfTable = [[__m256i; 4]; 2];
@@ -368,19 +308,6 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
             Avx2(
                 _mm256_cvtph_ps(_mm256_castsi256_si128(v)),
                 _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)),
-            )
-        }
-    }
-    #[inline(always)]
-    fn power_of_two(self) -> Self {
-        // SAFETY: the processor has AVX2, see `simd`.
-        unsafe {
-            halves!(
-                |v| {
-                    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-                },
-                self
             )
         }
     }
@@ -543,6 +470,19 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
         Self::load_u32(v)
     }
+    // SAFETY: the processor has AVX2, see `simd`.
+    intrinsics! {
+        xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes =
+            pair!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(bits as i8)), v);
+        split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) = (
+            pair!(|v| _mm256_and_si256(v, _mm256_set1_epi8(15)), v),
+            pair!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(15)), v),
+        );
+        lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes =
+            pair!(|table, at| _mm256_shuffle_epi8(table, at), table, at);
+        zero_sums() -> Self::Sums = (_mm256_setzero_si256(), _mm256_setzero_si256());
+        sums_to_f32(v: Self::Sums) -> Self = halves!(|v| _mm256_cvtepi32_ps(v), v);
+    }
     #[inline(always)]
     fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
         if let Ok(half) = <&[u8; 32]>::try_from(v) {
@@ -560,27 +500,6 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
             let v = _mm256_broadcastsi128_si256(_mm_loadu_si128(v.as_ptr().cast()));
             (v, v)
         }
-    }
-    #[inline(always)]
-    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes {
-        // SAFETY: the processor has AVX2.
-        unsafe { pair!(|v| _mm256_xor_si256(v, _mm256_set1_epi8(bits as i8)), v) }
-    }
-    #[inline(always)]
-    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
-        // SAFETY: the processor has AVX2.
-        unsafe {
-            let low = _mm256_set1_epi8(15);
-            (
-                pair!(|v| _mm256_and_si256(v, low), v),
-                pair!(|v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), low), v),
-            )
-        }
-    }
-    #[inline(always)]
-    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
-        // SAFETY: the processor has AVX2.
-        unsafe { pair!(|table, at| _mm256_shuffle_epi8(table, at), table, at) }
     }
     #[inline(always)]
     fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
@@ -620,11 +539,6 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn zero_sums() -> Self::Sums {
-        // SAFETY: the processor has AVX2.
-        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
-    }
-    #[inline(always)]
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         let x = Self::load_bytes(x);
         if VNNI {
@@ -650,11 +564,6 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
                 x
             )
         }
-    }
-    #[inline(always)]
-    fn sums_to_f32(v: Self::Sums) -> Self {
-        // SAFETY: the processor has AVX2.
-        unsafe { halves!(|v| _mm256_cvtepi32_ps(v), v) }
     }
     #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
@@ -722,11 +631,20 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
     }
     type WordRegister = __m256i;
     type SumRegister = __m256i;
-    #[inline(always)]
-    fn load_word_register(v: &[u8; 64], r: usize) -> __m256i {
-        let half = &v.as_chunks::<32>().0[r];
-        // SAFETY: 32 bytes are there; the processor has AVX2.
-        unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
+    // SAFETY: the processor has AVX2, and AVX-VNNI where VNNI says so, see `simd`. The load is half as long as its array.
+    intrinsics! {
+        load_word_register(v: &[u8; 64], r: usize) -> __m256i =
+            _mm256_loadu_si256(v.as_chunks::<32>().0[r].as_ptr().cast());
+        zero_sum_register() -> __m256i = _mm256_setzero_si256();
+        dot_word_register(sums: __m256i, w: __m256i, x: __m256i) -> __m256i = match VNNI {
+            true => _mm256_dpwssd_avx_epi32(sums, w, x),
+            false => _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)),
+        };
+        sum_register_to_f32(v: __m256i) -> __m256 = _mm256_cvtepi32_ps(v);
+        widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] = [
+            pair!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes),
+            pair!(|v| _mm256_srli_epi16::<8>(v), codes),
+        ];
     }
     #[inline(always)]
     fn lookup_word_registers((low, high): Self::Table, at: &[u8; 64], r: usize) -> [__m256i; 4] {
@@ -745,36 +663,7 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
             words
         }
     }
-    #[inline(always)]
-    fn zero_sum_register() -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_setzero_si256() }
-    }
-    #[inline(always)]
-    fn dot_word_register(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2, and AVX-VNNI where VNNI says so.
-        unsafe {
-            if VNNI {
-                _mm256_dpwssd_avx_epi32(sums, w, x)
-            } else {
-                _mm256_add_epi32(sums, _mm256_madd_epi16(w, x))
-            }
-        }
-    }
-    #[inline(always)]
-    fn sum_register_to_f32(v: __m256i) -> __m256 {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_cvtepi32_ps(v) }
-    }
     const MULTIPLIES_BYTES_AS_WORDS: bool = !VNNI;
-    #[inline(always)]
-    fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {
-        // SAFETY: the processor has AVX2.
-        unsafe {
-            let even = pair!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes);
-            [even, pair!(|v| _mm256_srli_epi16::<8>(v), codes)]
-        }
-    }
     #[inline(always)]
     fn widen_signed_register(v: &[u8; 64], r: usize) -> [__m256i; 2] {
         let v = Self::load_word_register(v, r);

@@ -9,14 +9,6 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
 
-/// Applies an intrinsic to vectors.
-macro_rules! one {
-    ($f:ident, $($v:expr),*) => {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512($f($($v.0),*)) }
-    };
-}
-
 /// Returns the upper eight of sixteen lanes.
 #[inline(always)]
 fn upper(v: __m512) -> __m256 {
@@ -32,40 +24,59 @@ pub(crate) fn first_bytes(n: usize) -> u64 {
 
 impl F32x16 for Avx512 {
     const REGISTERS: usize = 32;
+    const LARGEST_HALF_TABLE: usize = 256;
+    type U32s = __m512i;
+    type HalfTable = [__m512i; 2];
+    type F16x32 = __m512i;
 
     one_register!();
 
-    #[inline(always)]
-    fn splat(v: f32) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_set1_ps(v)) }
-    }
-    #[inline(always)]
-    fn load(v: &[f32; LANES]) -> Self {
-        // SAFETY: sixteen numbers are there; the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_loadu_ps(v.as_ptr())) }
-    }
-    #[inline(always)]
-    fn store(self, out: &mut [f32; LANES]) {
-        // SAFETY: there is room for sixteen numbers; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) }
-    }
-    vector_methods! {
-        add(a, b) = one!(_mm512_add_ps, a, b);
-        mul(a, b) = one!(_mm512_mul_ps, a, b);
-        div(a, b) = one!(_mm512_div_ps, a, b);
-        mul_add(a, b, c) = one!(_mm512_fmadd_ps, a, b, c);
-        neg_mul_add(a, b, c) = one!(_mm512_fnmadd_ps, a, b, c);
-        min(a, b) = one!(_mm512_min_ps, a, b);
-        max(a, b) = one!(_mm512_max_ps, a, b);
-    }
-    #[inline(always)]
-    fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe {
-            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
-            Avx512(_mm512_mask_blend_ps(below, y.0, x.0))
-        }
+    // SAFETY: the processor has AVX-512 F, see `simd`. Loads and stores are as long as their arrays, or halves of them; masked
+    // indices lie inside the table.
+    intrinsics! {
+        splat(v: f32) -> Self = Avx512(_mm512_set1_ps(v));
+        load(v: &[f32; LANES]) -> Self = Avx512(_mm512_loadu_ps(v.as_ptr()));
+        store(self, out: &mut [f32; LANES]) = _mm512_storeu_ps(out.as_mut_ptr(), self.0);
+        add(self, b: Self) -> Self = Avx512(_mm512_add_ps(self.0, b.0));
+        mul(self, b: Self) -> Self = Avx512(_mm512_mul_ps(self.0, b.0));
+        div(self, b: Self) -> Self = Avx512(_mm512_div_ps(self.0, b.0));
+        mul_add(self, b: Self, c: Self) -> Self = Avx512(_mm512_fmadd_ps(self.0, b.0, c.0));
+        neg_mul_add(self, b: Self, c: Self) -> Self = Avx512(_mm512_fnmadd_ps(self.0, b.0, c.0));
+        min(self, b: Self) -> Self = Avx512(_mm512_min_ps(self.0, b.0));
+        max(self, b: Self) -> Self = Avx512(_mm512_max_ps(self.0, b.0));
+        if_below(self, bound: Self, x: Self, y: Self) -> Self =
+            Avx512(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0), y.0, x.0));
+        power_of_two(self) -> Self = Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(
+            _mm512_cvtps_epi32(self.0),
+            _mm512_set1_epi32(127),
+        ))));
+        round(self) -> Self = Avx512(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        horizontal_sum(self) -> f32 =
+            Avx2::<false>(_mm512_castps512_ps256(self.0), upper(self.0)).horizontal_sum();
+
+        load_u32(v: &[u8; 64]) -> __m512i = _mm512_loadu_si512(v.as_ptr().cast());
+        load_u16(v: &[u8; 32]) -> __m512i = _mm512_cvtepu16_epi32(_mm256_loadu_si256(v.as_ptr().cast()));
+        load_u8(v: &[u8; 16]) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(v.as_ptr().cast()));
+        shift_right(v: __m512i, bits: u32) -> __m512i = _mm512_srl_epi32(v, _mm_cvtsi32_si128(bits as i32));
+        from_i8(v: &[u8; 16]) -> Self =
+            Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.as_ptr().cast()))));
+        from_u8(v: &[u8; 16]) -> Self = Avx512(_mm512_cvtepi32_ps(Self::load_u8(v)));
+        from_f32(v: &[u8; 64]) -> Self = Avx512(_mm512_loadu_ps(v.as_ptr().cast()));
+        from_f16(v: &[u8; 32]) -> Self = Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(v.as_ptr().cast())));
+        to_f16(self, out: &mut [u8; 32]) = _mm256_storeu_si256(
+            out.as_mut_ptr().cast(),
+            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+        );
+        // The instruction reads only the lowest four bits of an index.
+        lookup(table: Self, at: __m512i) -> Self = Avx512(_mm512_permutexvar_ps(at, table.0));
+        lookup_256(table: &[f32; 256], at: __m512i) -> Self =
+            Avx512(_mm512_i32gather_ps::<4>(_mm512_and_si512(at, _mm512_set1_epi32(255)), table.as_ptr()));
+        load_half_table(table: &[u16; 64]) -> [__m512i; 2] =
+            [_mm512_loadu_epi16(table.as_ptr().cast()), _mm512_loadu_epi16(table.as_ptr().add(32).cast())];
+        half_vector(v: __m512i, second: bool) -> Self = Avx512(_mm512_cvtph_ps(match second {
+            false => _mm512_castsi512_si256(v),
+            true => _mm512_extracti64x4_epi64::<1>(v),
+        }));
     }
     #[inline(always)]
     fn repeat_lanes(v: &[f32], shift: u32) -> Self {
@@ -87,34 +98,7 @@ impl F32x16 for Avx512 {
         };
         ((mask.trailing_zeros() as usize).min(LANES - 1), argmin)
     }
-    #[inline(always)]
-    fn horizontal_sum(self) -> f32 {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx2::<false>(_mm512_castps512_ps256(self.0), upper(self.0)).horizontal_sum() }
-    }
-    #[inline(always)]
-    fn round(self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
-    }
 
-    type U32s = __m512i;
-
-    #[inline(always)]
-    fn load_u32(v: &[u8; 64]) -> Self::U32s {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
-    }
-    #[inline(always)]
-    fn load_u16(v: &[u8; 32]) -> Self::U32s {
-        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(v.as_ptr().cast())) }
-    }
-    #[inline(always)]
-    fn load_u8(v: &[u8; 16]) -> Self::U32s {
-        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(v.as_ptr().cast())) }
-    }
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
         let v = &v[..15 * stride + 3];
@@ -148,45 +132,6 @@ impl F32x16 for Avx512 {
         }
     }
     #[inline(always)]
-    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_srl_epi32(v, _mm_cvtsi32_si128(bits as i32)) }
-    }
-    #[inline(always)]
-    fn from_i8(v: &[u8; 16]) -> Self {
-        // SAFETY: 16 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.as_ptr().cast())))) }
-    }
-    #[inline(always)]
-    fn from_u8(v: &[u8; 16]) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_cvtepi32_ps(Self::load_u8(v))) }
-    }
-    #[inline(always)]
-    fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_loadu_ps(v.as_ptr().cast())) }
-    }
-    #[inline(always)]
-    fn from_f16(v: &[u8; 32]) -> Self {
-        // SAFETY: 32 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(v.as_ptr().cast()))) }
-    }
-    #[inline(always)]
-    fn to_f16(self, out: &mut [u8; 32]) {
-        // SAFETY: there is room for 32 bytes; the processor has AVX-512 F, see `simd`.
-        unsafe {
-            let v = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), v);
-        }
-    }
-    #[inline(always)]
-    fn lookup(table: Self, at: Self::U32s) -> Self {
-        // The instruction reads only the lowest four bits of an index.
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx512(_mm512_permutexvar_ps(at, table.0)) }
-    }
-    #[inline(always)]
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
         // SAFETY: all four loads lie inside the table; the processor has AVX-512 F, see `simd`.
         unsafe {
@@ -196,25 +141,6 @@ impl F32x16 for Avx512 {
             // Each lookup reads only the lowest five bits.
             let (low, high) = (_mm512_permutex2var_ps(a, at, b), _mm512_permutex2var_ps(c, at, d));
             Avx512(_mm512_mask_blend_ps(_mm512_test_epi32_mask(at, _mm512_set1_epi32(32)), low, high))
-        }
-    }
-    #[inline(always)]
-    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
-        // SAFETY: masked indices lie inside the table; the processor has AVX-512 F, see `simd`.
-        unsafe {
-            let at = _mm512_and_si512(at, _mm512_set1_epi32(255));
-            Avx512(_mm512_i32gather_ps::<4>(at, table.as_ptr()))
-        }
-    }
-    const LARGEST_HALF_TABLE: usize = 256;
-    type HalfTable = [__m512i; 2];
-    type F16x32 = __m512i;
-    #[inline(always)]
-    fn load_half_table(table: &[u16; 64]) -> [__m512i; 2] {
-        let (halves, _) = table.as_chunks::<32>();
-        // SAFETY: 32 words are there each; the processor has AVX-512 F, see `simd`.
-        unsafe {
-            [_mm512_loadu_epi16(halves[0].as_ptr().cast()), _mm512_loadu_epi16(halves[1].as_ptr().cast())]
         }
     }
     /// Looks up 128 indices of 6 bits. A lane's eight indices lie in three words, `3 l` to `3 l + 2`:
@@ -274,22 +200,6 @@ impl F32x16 for Avx512 {
             let seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
             let low = _mm512_mask_blend_epi16(sixth, of(0), of(1));
             _mm512_mask_blend_epi16(seventh, low, _mm512_mask_blend_epi16(sixth, of(2), of(3)))
-        }
-    }
-    #[inline(always)]
-    fn half_vector(v: __m512i, second: bool) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe {
-            let half = if second { _mm512_extracti64x4_epi64::<1>(v) } else { _mm512_castsi512_si256(v) };
-            Avx512(_mm512_cvtph_ps(half))
-        }
-    }
-    #[inline(always)]
-    fn power_of_two(self) -> Self {
-        // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe {
-            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
-            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
         }
     }
     #[inline(always)]
@@ -369,38 +279,24 @@ impl F32x16 for Avx512 {
 impl U8x64 for Avx512 {
     type Bytes = __m512i;
     type Sums = __m512i;
-    #[inline(always)]
-    fn load_bytes(v: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
-    }
-    #[inline(always)]
-    fn load_partial_bytes(v: &[u8]) -> __m512i {
-        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see `simd`.
-        unsafe { _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast()) }
-    }
-    #[inline(always)]
-    fn load_byte_table(v: &[u8; 16]) -> __m512i {
-        // SAFETY: 16 bytes are there; the processor has AVX-512 F.
-        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(v.as_ptr().cast())) }
-    }
-    #[inline(always)]
-    fn xor_bytes(v: __m512i, bits: u8) -> __m512i {
-        // SAFETY: the processor has AVX-512 F.
-        unsafe { _mm512_xor_si512(v, _mm512_set1_epi8(bits as i8)) }
-    }
-    #[inline(always)]
-    fn split_nibbles(v: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: the processor has AVX-512 F.
-        unsafe {
-            let low = _mm512_set1_epi8(15);
-            (_mm512_and_si512(v, low), _mm512_and_si512(_mm512_srli_epi16::<4>(v), low))
-        }
-    }
-    #[inline(always)]
-    fn lookup_bytes_16(table: __m512i, at: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512 BW.
-        unsafe { _mm512_shuffle_epi8(table, at) }
+    // SAFETY: the processor has AVX-512 F, BW and VNNI, which `Isa::Avx512` needs. Loads and stores are as long as their
+    // arrays; the masked load reads as many bytes as there are, 64 at most.
+    intrinsics! {
+        load_bytes(v: &[u8; 64]) -> __m512i = _mm512_loadu_si512(v.as_ptr().cast());
+        load_partial_bytes(v: &[u8]) -> __m512i =
+            _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast());
+        load_byte_table(v: &[u8; 16]) -> __m512i = _mm512_broadcast_i32x4(_mm_loadu_si128(v.as_ptr().cast()));
+        store_bytes(v: __m512i, out: &mut [u8; 64]) = _mm512_storeu_si512(out.as_mut_ptr().cast(), v);
+        xor_bytes(v: __m512i, bits: u8) -> __m512i = _mm512_xor_si512(v, _mm512_set1_epi8(bits as i8));
+        split_nibbles(v: __m512i) -> (__m512i, __m512i) = (
+            _mm512_and_si512(v, _mm512_set1_epi8(15)),
+            _mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)),
+        );
+        lookup_bytes_16(table: __m512i, at: __m512i) -> __m512i = _mm512_shuffle_epi8(table, at);
+        zero_sums() -> __m512i = _mm512_setzero_si512();
+        dot_u8i8(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i =
+            _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x.as_ptr().cast()));
+        sums_to_f32(v: __m512i) -> Self = Avx512(_mm512_cvtepi32_ps(v));
     }
     #[inline(always)]
     fn unpack<const BITS: usize>(v: &[u8]) -> __m512i {
@@ -467,26 +363,6 @@ impl U8x64 for Avx512 {
         }
     }
     #[inline(always)]
-    fn store_bytes(v: __m512i, out: &mut [u8; 64]) {
-        // SAFETY: there is room for 64 bytes; the processor has AVX-512 F.
-        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), v) }
-    }
-    #[inline(always)]
-    fn zero_sums() -> __m512i {
-        // SAFETY: the processor has AVX-512 F.
-        unsafe { _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    fn dot_u8i8(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 VNNI, which `Isa::Avx512` needs.
-        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x.as_ptr().cast())) }
-    }
-    #[inline(always)]
-    fn sums_to_f32(v: __m512i) -> Self {
-        // SAFETY: the processor has AVX-512 F.
-        unsafe { Avx512(_mm512_cvtepi32_ps(v)) }
-    }
-    #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
         // SAFETY: there is room for 64 bytes; the processor has AVX-512 F.
         unsafe {
@@ -522,11 +398,15 @@ fn dot_native(mut sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
 
 impl I16x32 for Avx512 {
     type Table = __m512i;
-    #[inline(always)]
-    fn load_i16_table(table: &[i16; 16]) -> __m512i {
+    one_word_register!();
+    // SAFETY: the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs. The load is as long as the table.
+    intrinsics! {
         // Stored twice: a lookup reads five bits.
-        // SAFETY: sixteen words are there; the processor has AVX-512 F, see `simd`.
-        unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast())) }
+        load_i16_table(table: &[i16; 16]) -> __m512i =
+            _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+        dot_word_register(sums: __m512i, w: __m512i, x: __m512i) -> __m512i = dot_native(sums, w, x);
+        widen_codes(codes: __m512i) -> [__m512i; 2] =
+            [_mm512_and_si512(codes, _mm512_set1_epi16(255)), _mm512_srli_epi16::<8>(codes)];
     }
     #[inline(always)]
     fn lookup_i16<const J: usize>(table: __m512i, at: __m512i) -> __m512i {
@@ -540,17 +420,6 @@ impl I16x32 for Avx512 {
             };
             _mm512_permutexvar_epi16(at, table)
         }
-    }
-    one_word_register!();
-    #[inline(always)]
-    fn dot_word_register(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs.
-        unsafe { dot_native(sums, w, x) }
-    }
-    #[inline(always)]
-    fn widen_codes(codes: __m512i) -> [__m512i; 2] {
-        // SAFETY: the processor has AVX-512 BW.
-        unsafe { [_mm512_and_si512(codes, _mm512_set1_epi16(255)), _mm512_srli_epi16::<8>(codes)] }
     }
     #[inline(always)]
     fn widen_signed_register(v: &[u8; 64], _: usize) -> [__m512i; 2] {

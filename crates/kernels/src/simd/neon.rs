@@ -19,14 +19,12 @@ impl<D> Neon<D> {
 
 /// Applies an intrinsic, or evaluates an expression, for all four registers.
 macro_rules! each {
-    ($f:ident, $($v:expr),*) => {{
-        // SAFETY: the processor has NEON.
-        Neon::of(from_fn(|i| unsafe { $f($($v.0[i]),*) }))
-    }};
-    (|$($v:ident),*| $body:expr, $($a:expr),*) => {{
-        // SAFETY: the processor has NEON.
-        Neon::of(from_fn(|i| unsafe { $(let $v = $a.0[i];)* $body }))
-    }};
+    ($f:ident, $($v:expr),*) => {
+        Neon::of(from_fn(|i| $f($($v.0[i]),*)))
+    };
+    (|$($v:ident),*| $body:expr, $($a:expr),*) => {
+        Neon::of(from_fn(|i| { $(let $v = $a.0[i];)* $body }))
+    };
 }
 
 /// Sixteen 32-bit integers as planes: register j holds byte j of each, so that a lookup of bytes reads one register.
@@ -89,59 +87,51 @@ fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
 
 impl<D: Copy> F32x16 for Neon<D> {
     const REGISTERS: usize = 8;
-
     const REGISTERS_PER_VECTOR: usize = 4;
     type Register = float32x4_t;
-    #[inline(always)]
-    fn load_register(v: &[f32; LANES], r: usize) -> float32x4_t {
-        let quarter = &v.as_chunks::<4>().0[r];
-        // SAFETY: four numbers are there; the processor has NEON.
-        unsafe { vld1q_f32(quarter.as_ptr()) }
-    }
-    #[inline(always)]
-    fn store_register(v: float32x4_t, out: &mut [f32; LANES], r: usize) {
-        let quarter = &mut out.as_chunks_mut::<4>().0[r];
-        // SAFETY: there is room for four numbers; the processor has NEON.
-        unsafe { vst1q_f32(quarter.as_mut_ptr(), v) }
-    }
-    #[inline(always)]
-    fn mul_add_register(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: the processor has NEON.
-        unsafe { vfmaq_f32(c, a, b) }
-    }
-
-    #[inline(always)]
-    fn splat(v: f32) -> Self {
-        // SAFETY: the processor has NEON.
-        Neon::of([unsafe { vdupq_n_f32(v) }; 4])
-    }
-    #[inline(always)]
-    fn load(v: &[f32; LANES]) -> Self {
-        // SAFETY: sixteen numbers are there; the processor has NEON.
-        Neon::of(from_fn(|i| unsafe { vld1q_f32(v.as_ptr().add(4 * i)) }))
-    }
-    #[inline(always)]
-    fn store(self, out: &mut [f32; LANES]) {
-        for i in 0..4 {
-            // SAFETY: there is room for sixteen numbers; the processor has NEON.
-            unsafe { vst1q_f32(out.as_mut_ptr().add(4 * i), self.0[i]) };
-        }
-    }
-    vector_methods! {
-        add(a, b) = each!(vaddq_f32, a, b);
-        mul(a, b) = each!(vmulq_f32, a, b);
-        div(a, b) = each!(vdivq_f32, a, b);
-        mul_add(a, b, c) = each!(vfmaq_f32, c, a, b);
-        neg_mul_add(a, b, c) = each!(vfmsq_f32, c, a, b);
-        // The instruction returns NaN if either operand is NaN; these return the second operand then.
-        min(a, b) = a.if_below(b, a, b);
-        max(a, b) = b.if_below(a, a, b);
-        round(a) = each!(vrndnq_f32, a);
-        if_below(a, bound, x, y) = each!(|a, bound, x, y| vbslq_f32(vcltq_f32(a, bound), x, y), a, bound, x, y);
-    }
-
     type U32s = Planes;
 
+    // SAFETY: the processor has NEON. Loads and stores are as long as their arrays, or as quarters of them.
+    intrinsics! {
+        load_register(v: &[f32; LANES], r: usize) -> float32x4_t =
+            vld1q_f32(v.as_chunks::<4>().0[r].as_ptr());
+        store_register(v: float32x4_t, out: &mut [f32; LANES], r: usize) =
+            vst1q_f32(out.as_chunks_mut::<4>().0[r].as_mut_ptr(), v);
+        mul_add_register(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+
+        splat(v: f32) -> Self = Neon::of([vdupq_n_f32(v); 4]);
+        load(v: &[f32; LANES]) -> Self = Neon::of(from_fn(|i| vld1q_f32(v.as_ptr().add(4 * i))));
+        store(self, out: &mut [f32; LANES]) =
+            (0..4).for_each(|i| vst1q_f32(out.as_mut_ptr().add(4 * i), self.0[i]));
+        add(self, b: Self) -> Self = each!(vaddq_f32, self, b);
+        mul(self, b: Self) -> Self = each!(vmulq_f32, self, b);
+        div(self, b: Self) -> Self = each!(vdivq_f32, self, b);
+        mul_add(self, b: Self, c: Self) -> Self = each!(vfmaq_f32, c, self, b);
+        neg_mul_add(self, b: Self, c: Self) -> Self = each!(vfmsq_f32, c, self, b);
+        round(self) -> Self = each!(vrndnq_f32, self);
+        if_below(self, bound: Self, x: Self, y: Self) -> Self =
+            each!(|v, bound, x, y| vbslq_f32(vcltq_f32(v, bound), x, y), self, bound, x, y);
+        power_of_two(self) -> Self = each!(
+            |v| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(127)))),
+            self
+        );
+
+        load_u8(v: &[u8; 16]) -> Planes = [vld1q_u8(v.as_ptr()), zeros(), zeros(), zeros()];
+        from_f32(v: &[u8; 64]) -> Self =
+            Neon::of(from_fn(|i| vreinterpretq_f32_u8(vld1q_u8(v.as_ptr().add(16 * i)))));
+        from_f16(v: &[u8; 32]) -> Self =
+            Neon::of(from_fn(|i| vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(v.as_ptr().add(8 * i))))));
+        to_f16(self, out: &mut [u8; 32]) = (0..4).for_each(|i| {
+            vst1_u8(out.as_mut_ptr().add(8 * i), vreinterpret_u8_f16(vcvt_f16_f32(self.0[i])));
+        });
+    }
+    methods! {
+        // The instruction returns NaN if either operand is NaN; these return the second operand then.
+        min(self, b: Self) -> Self = self.if_below(b, self, b);
+        max(self, b: Self) -> Self = b.if_below(self, self, b);
+        partial_sums(v: [Self; 4]) -> Self = Neon::of(v.map(|v| quarter(v.0)));
+        finish_partial_sums(v: [Self; 4]) -> Self = Neon::of(v.map(|v| add_lanes_by_halves(v.0)));
+    }
     #[inline(always)]
     fn load_u32(v: &[u8; 64]) -> Planes {
         // SAFETY: 64 bytes are there; the processor has NEON.
@@ -154,11 +144,7 @@ impl<D: Copy> F32x16 for Neon<D> {
         let v = unsafe { vld2q_u8(v.as_ptr()) };
         [v.0, v.1, zeros(), zeros()]
     }
-    #[inline(always)]
-    fn load_u8(v: &[u8; 16]) -> Planes {
-        // SAFETY: 16 bytes are there; the processor has NEON.
-        [unsafe { vld1q_u8(v.as_ptr()) }, zeros(), zeros(), zeros()]
-    }
+
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Planes {
         const N: usize = 3 * LANES;
@@ -211,23 +197,6 @@ impl<D: Copy> F32x16 for Neon<D> {
             from_i16(vreinterpretq_s16_u16(low), vreinterpretq_s16_u16(high))
         }
     }
-    #[inline(always)]
-    fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: `v` has 64 bytes, of any alignment; the processor has NEON.
-        Neon::of(from_fn(|i| unsafe { vreinterpretq_f32_u8(vld1q_u8(v.as_ptr().add(16 * i))) }))
-    }
-    #[inline(always)]
-    fn from_f16(v: &[u8; 32]) -> Self {
-        // SAFETY: 32 bytes are there; the processor has NEON.
-        Neon::of(from_fn(|i| unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(v.as_ptr().add(8 * i)))) }))
-    }
-    #[inline(always)]
-    fn to_f16(self, out: &mut [u8; 32]) {
-        for i in 0..4 {
-            // SAFETY: there is room for 32 bytes; the processor has NEON.
-            unsafe { vst1_u8(out.as_mut_ptr().add(8 * i), vreinterpret_u8_f16(vcvt_f16_f32(self.0[i]))) };
-        }
-    }
     // Looks up the first bytes of sixteen numbers, then their second bytes and so on. Lookups of whole numbers by the
     // indices of their bytes would cost more.
     #[inline(always)]
@@ -261,27 +230,12 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
     plain_half_tables!();
     #[inline(always)]
-    fn power_of_two(self) -> Self {
-        each!(
-            |v| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(127)))),
-            self
-        )
-    }
-    #[inline(always)]
     fn horizontal_sum(self) -> f32 {
         // SAFETY: the processor has NEON.
         unsafe {
             let v = quarter(self.0);
             vpadds_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)))
         }
-    }
-    #[inline(always)]
-    fn partial_sums(v: [Self; 4]) -> Self {
-        Neon::of(v.map(|v| quarter(v.0)))
-    }
-    #[inline(always)]
-    fn finish_partial_sums(v: [Self; 4]) -> Self {
-        Neon::of(v.map(|v| add_lanes_by_halves(v.0)))
     }
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
@@ -425,30 +379,23 @@ impl<D: Dots> U8x64 for Neon<D> {
     type Sums = [int32x4_t; 4];
     /// False: the sums of four rows with one token already fill half of the registers.
     const MULTIPLIES_SEVERAL_TOKENS: bool = false;
-    #[inline(always)]
-    fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
-        // SAFETY: 64 bytes are there; the processor has NEON.
-        from_fn(|i| unsafe { vld1q_u8(v.as_ptr().add(16 * i)) })
-    }
-    #[inline(always)]
-    fn load_byte_table(v: &[u8; 16]) -> Self::Bytes {
-        // SAFETY: 16 bytes are there; the processor has NEON.
-        [unsafe { vld1q_u8(v.as_ptr()) }; 4]
-    }
-    #[inline(always)]
-    fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes {
-        // SAFETY: the processor has NEON.
-        v.map(|v| unsafe { veorq_u8(v, vdupq_n_u8(bits)) })
-    }
-    #[inline(always)]
-    fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) {
-        // SAFETY: the processor has NEON.
-        unsafe { (v.map(|v| vandq_u8(v, vdupq_n_u8(15))), v.map(|v| vshrq_n_u8::<4>(v))) }
-    }
-    #[inline(always)]
-    fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes {
-        // SAFETY: the processor has NEON.
-        at.map(|at| unsafe { vqtbl1q_u8(table[0], at) })
+    // SAFETY: the processor has NEON. Loads and stores are as long as their arrays, or as quarters of them.
+    intrinsics! {
+        load_bytes(v: &[u8; 64]) -> Self::Bytes = from_fn(|i| vld1q_u8(v.as_ptr().add(16 * i)));
+        load_byte_table(v: &[u8; 16]) -> Self::Bytes = [vld1q_u8(v.as_ptr()); 4];
+        store_bytes(v: Self::Bytes, out: &mut [u8; 64]) =
+            (0..4).for_each(|i| vst1q_u8(out.as_mut_ptr().add(16 * i), v[i]));
+        xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes = v.map(|v| veorq_u8(v, vdupq_n_u8(bits)));
+        split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes) =
+            (v.map(|v| vandq_u8(v, vdupq_n_u8(15))), v.map(|v| vshrq_n_u8::<4>(v)));
+        lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes =
+            at.map(|at| vqtbl1q_u8(table[0], at));
+        lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes =
+            at.map(|at| vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at));
+        zero_sums() -> Self::Sums = [vdupq_n_s32(0); 4];
+        dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums =
+            from_fn(|i| D::dot(sums[i], codes[i], vld1q_s8(x.as_ptr().add(16 * i).cast())));
+        sums_to_f32(v: Self::Sums) -> Self = Neon::of(v.map(|v| vcvtq_f32_s32(v)));
     }
     #[inline(always)]
     fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
@@ -483,11 +430,6 @@ impl<D: Dots> U8x64 for Neon<D> {
         }
     }
     #[inline(always)]
-    fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
-        // SAFETY: 64 bytes are there; the processor has NEON.
-        at.map(|at| unsafe { vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at) })
-    }
-    #[inline(always)]
     fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {
         // SAFETY: four times 64 bytes are there; the processor has NEON.
         at.map(|at| unsafe {
@@ -499,29 +441,6 @@ impl<D: Dots> U8x64 for Neon<D> {
             }
             found
         })
-    }
-    #[inline(always)]
-    fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]) {
-        for i in 0..4 {
-            // SAFETY: there is room for 64 bytes; the processor has NEON.
-            unsafe { vst1q_u8(out.as_mut_ptr().add(16 * i), v[i]) };
-        }
-    }
-    #[inline(always)]
-    fn zero_sums() -> Self::Sums {
-        // SAFETY: the processor has NEON.
-        [unsafe { vdupq_n_s32(0) }; 4]
-    }
-    #[inline(always)]
-    fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
-        let x = Self::load_bytes(x);
-        // SAFETY: the processor has NEON.
-        from_fn(|i| D::dot(sums[i], codes[i], unsafe { vreinterpretq_s8_u8(x[i]) }))
-    }
-    #[inline(always)]
-    fn sums_to_f32(v: Self::Sums) -> Self {
-        // SAFETY: the processor has NEON.
-        Neon::of(v.map(|v| unsafe { vcvtq_f32_s32(v) }))
     }
     #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {
@@ -558,17 +477,18 @@ impl<D: Dots> I16x32 for Neon<D> {
             if J < 2 { vtrn1q_u8(low, high) } else { vtrn2q_u8(low, high) }
         })
     }
+    type WordRegister = uint8x16_t;
+    type SumRegister = int32x4_t;
     #[inline(always)]
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         from_fn(|r| Self::dot_word_register(sums[r], w[r], Self::load_word_register(x, r)))
     }
-    type WordRegister = uint8x16_t;
-    type SumRegister = int32x4_t;
-    #[inline(always)]
-    fn load_word_register(v: &[u8; 64], r: usize) -> uint8x16_t {
-        let quarter = &v.as_chunks::<16>().0[r];
-        // SAFETY: 16 bytes are there; the processor has NEON.
-        unsafe { vld1q_u8(quarter.as_ptr()) }
+    // SAFETY: the processor has NEON. The load is a quarter as long as its array.
+    intrinsics! {
+        load_word_register(v: &[u8; 64], r: usize) -> uint8x16_t =
+            vld1q_u8(v.as_chunks::<16>().0[r].as_ptr());
+        zero_sum_register() -> int32x4_t = vdupq_n_s32(0);
+        sum_register_to_f32(v: int32x4_t) -> float32x4_t = vcvtq_f32_s32(v);
     }
     #[inline(always)]
     fn lookup_word_registers((low, high): Self::Table, at: &[u8; 64], r: usize) -> [uint8x16_t; 4] {
@@ -587,11 +507,6 @@ impl<D: Dots> I16x32 for Neon<D> {
         }
     }
     #[inline(always)]
-    fn zero_sum_register() -> int32x4_t {
-        // SAFETY: the processor has NEON.
-        unsafe { vdupq_n_s32(0) }
-    }
-    #[inline(always)]
     fn dot_word_register(sums: int32x4_t, w: uint8x16_t, x: uint8x16_t) -> int32x4_t {
         // SAFETY: the processor has NEON.
         unsafe {
@@ -599,11 +514,6 @@ impl<D: Dots> I16x32 for Neon<D> {
             let low = vmull_s16(vget_low_s16(w), vget_low_s16(x));
             vaddq_s32(sums, vpaddq_s32(low, vmull_high_s16(w, x)))
         }
-    }
-    #[inline(always)]
-    fn sum_register_to_f32(v: int32x4_t) -> float32x4_t {
-        // SAFETY: the processor has NEON.
-        unsafe { vcvtq_f32_s32(v) }
     }
     #[inline(always)]
     fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {

@@ -1,6 +1,7 @@
 //! Portable scalar code, the reference that every instruction set is tested against.
 
 use super::traits::*;
+use std::array::from_fn;
 
 /// Sixteen lanes as an array.
 #[derive(Clone, Copy)]
@@ -21,28 +22,39 @@ impl F32x16 for Scalar {
     const REGISTERS: usize = 8;
     const IS_REFERENCE: bool = true;
 
-    one_register!();
+    type U32s = [u32; LANES];
 
-    #[inline(always)]
-    fn splat(v: f32) -> Self {
-        Scalar([v; LANES])
-    }
-    #[inline(always)]
-    fn load(v: &[f32; LANES]) -> Self {
-        Scalar(*v)
-    }
-    #[inline(always)]
-    fn store(self, out: &mut [f32; LANES]) {
-        *out = self.0;
-    }
-    vector_methods! {
-        add(a, b) = a.with(b, |a, b| a + b);
-        mul(a, b) = a.with(b, |a, b| a * b);
-        div(a, b) = a.with(b, |a, b| a / b);
-        mul_add(a, b, c) = a.mul(b).add(c);
-        neg_mul_add(a, b, c) = c.with(a.mul(b), |c, p| c - p);
-        min(a, b) = a.with(b, |a, b| if a < b { a } else { b });
-        max(a, b) = a.with(b, |a, b| if a > b { a } else { b });
+    one_register!();
+    plain_half_tables!();
+    methods! {
+        splat(v: f32) -> Self = Scalar([v; LANES]);
+        load(v: &[f32; LANES]) -> Self = Scalar(*v);
+        store(self, out: &mut [f32; LANES]) = out.copy_from_slice(&self.0);
+        add(self, b: Self) -> Self = self.with(b, |a, b| a + b);
+        mul(self, b: Self) -> Self = self.with(b, |a, b| a * b);
+        div(self, b: Self) -> Self = self.with(b, |a, b| a / b);
+        mul_add(self, b: Self, c: Self) -> Self = self.mul(b).add(c);
+        neg_mul_add(self, b: Self, c: Self) -> Self = c.with(self.mul(b), |c, p| c - p);
+        min(self, b: Self) -> Self = self.with(b, |a, b| if a < b { a } else { b });
+        max(self, b: Self) -> Self = self.with(b, |a, b| if a > b { a } else { b });
+        round(self) -> Self = Scalar(self.0.map(|v| v + ROUND - ROUND));
+
+        load_u32(v: &[u8; 64]) -> [u32; LANES] =
+            from_fn(|l| u32::from_le_bytes([v[4 * l], v[4 * l + 1], v[4 * l + 2], v[4 * l + 3]]));
+        load_u16(v: &[u8; 32]) -> [u32; LANES] =
+            from_fn(|l| u32::from(u16::from_le_bytes([v[2 * l], v[2 * l + 1]])));
+        load_u8(v: &[u8; 16]) -> [u32; LANES] = v.map(u32::from);
+        shift_right(v: [u32; LANES], bits: u32) -> [u32; LANES] = v.map(|i| i >> bits);
+        from_i8(v: &[u8; 16]) -> Self = Scalar(v.map(|b| f32::from(b as i8)));
+        from_u8(v: &[u8; 16]) -> Self = Scalar(v.map(f32::from));
+        from_f32(v: &[u8; 64]) -> Self = Scalar(Self::load_u32(v).map(f32::from_bits));
+        from_f16(v: &[u8; 32]) -> Self =
+            Scalar(from_fn(|l| half::f16::from_le_bytes([v[2 * l], v[2 * l + 1]]).to_f32()));
+        lookup(table: Self, at: [u32; LANES]) -> Self = Scalar(at.map(|i| table.0[(i & 15) as usize]));
+        lookup_64(table: &[f32; 64], at: [u32; LANES]) -> Self = Scalar(at.map(|i| table[(i & 63) as usize]));
+        lookup_256(table: &[f32; 256], at: [u32; LANES]) -> Self =
+            Scalar(at.map(|i| table[(i & 255) as usize]));
+        power_of_two(self) -> Self = Scalar(self.0.map(|v| f32::from_bits(((v as i32 + 127) as u32) << 23)));
     }
     #[inline(always)]
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self {
@@ -52,71 +64,12 @@ impl F32x16 for Scalar {
         }
         Scalar(out)
     }
-    #[inline(always)]
-    fn round(self) -> Self {
-        let mut out = self.0;
-        for o in &mut out {
-            *o = *o + ROUND - ROUND;
-        }
-        Scalar(out)
-    }
 
-    type U32s = [u32; LANES];
-
-    #[inline(always)]
-    fn load_u32(v: &[u8; 64]) -> Self::U32s {
-        std::array::from_fn(|l| u32::from_le_bytes([v[4 * l], v[4 * l + 1], v[4 * l + 2], v[4 * l + 3]]))
-    }
-    #[inline(always)]
-    fn load_u16(v: &[u8; 32]) -> Self::U32s {
-        std::array::from_fn(|l| u32::from(u16::from_le_bytes([v[2 * l], v[2 * l + 1]])))
-    }
-    #[inline(always)]
-    fn load_u8(v: &[u8; 16]) -> Self::U32s {
-        v.map(u32::from)
-    }
-    #[inline(always)]
-    fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
-        v.map(|i| i >> bits)
-    }
-    #[inline(always)]
-    fn from_i8(v: &[u8; 16]) -> Self {
-        Scalar(v.map(|b| f32::from(b as i8)))
-    }
-    #[inline(always)]
-    fn from_u8(v: &[u8; 16]) -> Self {
-        Scalar(v.map(f32::from))
-    }
-    #[inline(always)]
-    fn from_f32(v: &[u8; 64]) -> Self {
-        Scalar(Self::load_u32(v).map(f32::from_bits))
-    }
-    #[inline(always)]
-    fn from_f16(v: &[u8; 32]) -> Self {
-        Scalar(std::array::from_fn(|l| half::f16::from_le_bytes([v[2 * l], v[2 * l + 1]]).to_f32()))
-    }
     #[inline(always)]
     fn to_f16(self, out: &mut [u8; 32]) {
         for (v, out) in self.0.into_iter().zip(out.as_chunks_mut::<2>().0) {
             *out = half::f16::from_f32(v).to_le_bytes();
         }
-    }
-    #[inline(always)]
-    fn lookup(table: Self, at: Self::U32s) -> Self {
-        Scalar(at.map(|i| table.0[(i & 15) as usize]))
-    }
-    #[inline(always)]
-    fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self {
-        Scalar(at.map(|i| table[(i & 63) as usize]))
-    }
-    #[inline(always)]
-    fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self {
-        Scalar(at.map(|i| table[(i & 255) as usize]))
-    }
-    plain_half_tables!();
-    #[inline(always)]
-    fn power_of_two(self) -> Self {
-        Scalar(self.0.map(|v| f32::from_bits(((v as i32 + 127) as u32) << 23)))
     }
 }
 
@@ -124,33 +77,15 @@ impl U8x64 for Scalar {
     type Bytes = [u8; 64];
     type Sums = [i32; LANES];
     const MULTIPLIES_SEVERAL_TOKENS: bool = false;
-    #[inline(always)]
-    fn load_bytes(v: &[u8; 64]) -> [u8; 64] {
-        *v
-    }
-    #[inline(always)]
-    fn load_byte_table(v: &[u8; 16]) -> [u8; 64] {
-        std::array::from_fn(|i| v[i % 16])
-    }
-    #[inline(always)]
-    fn xor_bytes(v: [u8; 64], bits: u8) -> [u8; 64] {
-        v.map(|b| b ^ bits)
-    }
-    #[inline(always)]
-    fn split_nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) {
-        (v.map(|b| b & 15), v.map(|b| b >> 4))
-    }
-    #[inline(always)]
-    fn lookup_bytes_16(table: [u8; 64], at: [u8; 64]) -> [u8; 64] {
-        at.map(|i| table[usize::from(i & 15)])
-    }
-    #[inline(always)]
-    fn store_bytes(v: [u8; 64], out: &mut [u8; 64]) {
-        *out = v;
-    }
-    #[inline(always)]
-    fn zero_sums() -> Self::Sums {
-        [0; LANES]
+    methods! {
+        load_bytes(v: &[u8; 64]) -> [u8; 64] = *v;
+        load_byte_table(v: &[u8; 16]) -> [u8; 64] = from_fn(|i| v[i % 16]);
+        store_bytes(v: [u8; 64], out: &mut [u8; 64]) = out.copy_from_slice(&v);
+        xor_bytes(v: [u8; 64], bits: u8) -> [u8; 64] = v.map(|b| b ^ bits);
+        split_nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) = (v.map(|b| b & 15), v.map(|b| b >> 4));
+        lookup_bytes_16(table: [u8; 64], at: [u8; 64]) -> [u8; 64] = at.map(|i| table[usize::from(i & 15)]);
+        zero_sums() -> [i32; LANES] = [0; LANES];
+        sums_to_f32(v: [i32; LANES]) -> Self = Scalar(v.map(|s| s as f32));
     }
     #[inline(always)]
     fn dot_u8i8(mut sums: Self::Sums, codes: [u8; 64], x: &[u8; 64]) -> Self::Sums {
@@ -158,10 +93,6 @@ impl U8x64 for Scalar {
             sums[i / 4] += i32::from(codes[i]) * i32::from(x[i] as i8);
         }
         sums
-    }
-    #[inline(always)]
-    fn sums_to_f32(v: Self::Sums) -> Self {
-        Scalar::load(&v.map(|s| s as f32))
     }
     #[inline(always)]
     fn pack_i8(v: [Self; 4], out: &mut [u8; 64]) {

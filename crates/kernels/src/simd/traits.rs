@@ -192,34 +192,37 @@ pub(crate) trait F32x16: Copy {
     }
 }
 
-/// Implements methods with vectors as operands, each of them one expression.
-macro_rules! vector_methods {
-    ($($name:ident($first:ident $(, $other:ident)*) = $result:expr;)*) => {$(
+/// Implements methods of one expression each, always inlined.
+macro_rules! methods {
+    ($($name:ident($($parameter:tt)*) $(-> $output:ty)? = $result:expr;)*) => {$(
         #[inline(always)]
-        fn $name(self $(, $other: Self)*) -> Self {
-            let $first = self;
+        fn $name($($parameter)*) $(-> $output)? {
             $result
         }
     )*};
 }
-pub(crate) use vector_methods;
+pub(crate) use methods;
+
+/// Implements [`methods!`] whose expressions call intrinsics. The comment above such a table says why the calls are sound.
+macro_rules! intrinsics {
+    ($($name:ident($($parameter:tt)*) $(-> $output:ty)? = $result:expr;)*) => {
+        methods! {
+            // SAFETY: see above the table.
+            $($name($($parameter)*) $(-> $output)? = unsafe { $result };)*
+        }
+    };
+}
+pub(crate) use intrinsics;
 
 /// Implements [`F32x16::Register`] for a vector that is one register.
 macro_rules! one_register {
     () => {
         const REGISTERS_PER_VECTOR: usize = 1;
         type Register = Self;
-        #[inline(always)]
-        fn load_register(v: &[f32; LANES], _: usize) -> Self {
-            Self::load(v)
-        }
-        #[inline(always)]
-        fn store_register(v: Self, out: &mut [f32; LANES], _: usize) {
-            v.store(out);
-        }
-        #[inline(always)]
-        fn mul_add_register(a: Self, b: Self, c: Self) -> Self {
-            a.mul_add(b, c)
+        methods! {
+            load_register(v: &[f32; LANES], _r: usize) -> Self = Self::load(v);
+            store_register(v: Self, out: &mut [f32; LANES], _r: usize) = v.store(out);
+            mul_add_register(a: Self, b: Self, c: Self) -> Self = a.mul_add(b, c);
         }
     };
 }
@@ -230,13 +233,12 @@ macro_rules! one_word_register {
     () => {
         type WordRegister = Self::Bytes;
         type SumRegister = Self::Sums;
-        #[inline(always)]
-        fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
-            Self::dot_word_register(sums, w, Self::load_bytes(x))
-        }
-        #[inline(always)]
-        fn load_word_register(v: &[u8; 64], _: usize) -> Self::Bytes {
-            Self::load_bytes(v)
+        methods! {
+            dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums =
+                Self::dot_word_register(sums, w, Self::load_bytes(x));
+            load_word_register(v: &[u8; 64], _r: usize) -> Self::Bytes = Self::load_bytes(v);
+            zero_sum_register() -> Self::Sums = Self::zero_sums();
+            sum_register_to_f32(v: Self::Sums) -> Self = Self::sums_to_f32(v);
         }
         #[inline(always)]
         fn lookup_word_registers(table: Self::Table, at: &[u8; 64], _: usize) -> [Self::Bytes; 4] {
@@ -247,14 +249,6 @@ macro_rules! one_word_register {
                 Self::lookup_i16::<2>(table, at),
                 Self::lookup_i16::<3>(table, at),
             ]
-        }
-        #[inline(always)]
-        fn zero_sum_register() -> Self::Sums {
-            Self::zero_sums()
-        }
-        #[inline(always)]
-        fn sum_register_to_f32(v: Self::Sums) -> Self {
-            Self::sums_to_f32(v)
         }
     };
 }
