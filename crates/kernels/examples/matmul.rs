@@ -77,6 +77,7 @@ fn main() {
         ("lut8_f16", lut(Eight, &lut8, exact)),
         ("lut2", lut(Two, &lut4, exact)),
         ("lut3", lut(Three, &lut4, exact)),
+        ("fast_mxfp4", make(WeightFormat::Mxfp4 { block_cols: 32 }, &bytes, Some(&powers), fast)),
         ("mxfp4", make(WeightFormat::Mxfp4 { block_cols: 32 }, &bytes, Some(&powers), exact)),
         ("int4_32", int(IntBits::Four, 32, Products::Exact)),
         ("int4_row", int(IntBits::Four, cols, Products::Exact)),
@@ -96,7 +97,7 @@ fn main() {
     let only = argument("only");
     for (name, matrix) in all.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
         let w = matrix.view();
-        for tokens in [1, 2, 3, 4, 8, 64, 512] {
+        for tokens in [1, 2, 3, 4, 8, 64, 512].into_iter().filter(|n| number("tokens", *n) == *n) {
             let mut packed = PackedActivations::default();
             let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
             packed.pack(&pool, w.layout(), at, tokens, cols);

@@ -18,6 +18,10 @@ pub(crate) enum Arithmetic {
     Int8(Int8Codes),
     /// With integers of 8 bits, exactly, and tokens of 15 bits in two digits.
     Int8Digits(Int8Codes),
+    /// Approximate, with integers of 4 bits that have a scale per block, and tokens of 8 bits.
+    Int8OfBlocks,
+    /// The same with MXFP4, and scales that are powers of two as bytes.
+    Int8OfExponents(Exponents),
     /// Approximate, in bf16.
     Bf16,
 }

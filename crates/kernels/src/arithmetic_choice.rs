@@ -62,16 +62,25 @@ impl Arithmetic {
     ///
     /// ```text
     /// LUT1 to LUT8             8-bit entries
-    /// int8, int4               scales for whole rows
+    /// int8, int4               scales for whole rows; int4 scales per block too, on processors that multiply bytes
+    /// MXFP4                    on processors that multiply bytes
     /// fp16, f32                bf16, from 512 rows and columns on, on processors with AVX512-BF16
     /// ```
     pub fn fast(w: &Matrix<'_>) -> Arithmetic {
         let starts_at_bytes = w.starts_rows_at_bytes();
+        let multiplies_bytes = crate::simd::multiplies_bytes(Isa::best());
         let chosen = match w.weight.format {
             WeightFormat::Lut { bits, .. } if starts_at_bytes => {
                 Int8Codes::of_tables(w.values(), bits).map(Arithmetic::Int8)
             }
-            // In bytes, scales of blocks cost more than they save: f32 is faster.
+            WeightFormat::Int { bits: IntBits::Four, block_cols, offsets: false, .. }
+                if block_cols == MXFP4_BLOCK
+                    && block_cols != w.cols
+                    && starts_at_bytes
+                    && multiplies_bytes =>
+            {
+                Some(Arithmetic::Int8OfBlocks)
+            }
             WeightFormat::Int { bits, signed, block_cols, .. } if starts_at_bytes && block_cols == w.cols => {
                 let codes = Int8Codes::of_integers(w.values(), w.weight.offsets, bits, signed);
                 Some(Arithmetic::Int8(codes))
@@ -79,6 +88,9 @@ impl Arithmetic {
             WeightFormat::Fp16 | WeightFormat::F32 => {
                 let is_large = w.rows >= MIN_BF16_SIZE && w.cols >= MIN_BF16_SIZE;
                 (is_large && crate::simd::has_bf16(Isa::best())).then_some(Arithmetic::Bf16)
+            }
+            WeightFormat::Mxfp4 { block_cols: MXFP4_BLOCK } if multiplies_bytes => {
+                Exponents::new(w.values()).map(Arithmetic::Int8OfExponents)
             }
             WeightFormat::Mxfp4 { .. } => Some(Arithmetic::exact(w)),
             WeightFormat::Lut { .. } | WeightFormat::Int { .. } => None,

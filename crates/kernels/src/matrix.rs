@@ -2,7 +2,7 @@
 
 use crate::activations::Layout;
 use crate::arithmetic::Arithmetic;
-use crate::lut_tables::sign_bit;
+use crate::lut_tables::{Exponents, sign_bit};
 use crate::weight_format::{IndexBits, IntBits, MXFP4_TABLE, Weight, WeightFormat};
 
 /// Reason why a view cannot be made.
@@ -123,7 +123,15 @@ impl<'a> Matrix<'a> {
                     || block_cols.is_multiple_of(128)
                     || block_cols == self.cols
             }
-            WeightFormat::Mxfp4 { .. } => matches!(self.arithmetic, Arithmetic::F32OfExponents(_)),
+            WeightFormat::Mxfp4 { .. } => self.exponents().is_some(),
+        }
+    }
+
+    /// Returns the scales as exponents, if that is how they are held.
+    fn exponents(&self) -> Option<&'a Exponents> {
+        match self.arithmetic {
+            Arithmetic::F32OfExponents(exponents) | Arithmetic::Int8OfExponents(exponents) => Some(exponents),
+            _ => None,
         }
     }
 
@@ -135,6 +143,7 @@ impl<'a> Matrix<'a> {
             Arithmetic::Int8(_) if has_four_bits => Layout::Int8Interleaved,
             Arithmetic::Int8(_) => Layout::Int8,
             Arithmetic::Int8Digits(_) => Layout::Int8Digits,
+            Arithmetic::Int8OfBlocks | Arithmetic::Int8OfExponents(_) => Layout::Int8Blocks,
             Arithmetic::Bf16 => Layout::Bf16,
             Arithmetic::F32 | Arithmetic::F32OfHalves(_) | Arithmetic::F32OfExponents(_) => match self
                 .weight
@@ -244,10 +253,7 @@ impl<'a> Matrix<'a> {
             WeightFormat::Mxfp4 { block_cols } => {
                 let base = row * (self.cols / block_cols);
                 for (b, block) in out.chunks_exact_mut(block_cols).enumerate() {
-                    let scale = match self.arithmetic {
-                        Arithmetic::F32OfExponents(exponents) => exponents.scale(base + b),
-                        _ => values[base + b],
-                    };
+                    let scale = self.exponents().map_or_else(|| values[base + b], |e| e.scale(base + b));
                     for (i, o) in block.iter_mut().enumerate() {
                         *o = scale * MXFP4_TABLE[element(elements, 4, start + b * block_cols + i)];
                     }

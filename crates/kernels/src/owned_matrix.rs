@@ -31,12 +31,14 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
 
     /// Prepares matmuls: makes the lookup tables that the format needs.
     pub fn prepare(&mut self, products: Products) {
-        // Exponents serve both, and replace the scales that they are made of.
-        if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
+        // Exponents replace the scales that they are made of.
+        let has_exponents =
+            |a: &Arithmetic| matches!(a, Arithmetic::F32OfExponents(_) | Arithmetic::Int8OfExponents(_));
+        if has_exponents(&self.arithmetic) {
             return;
         }
         (self.products, self.arithmetic) = (products, Arithmetic::choose(&self.view(), products));
-        if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
+        if has_exponents(&self.arithmetic) {
             self.weight.values = None;
         }
     }

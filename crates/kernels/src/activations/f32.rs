@@ -34,7 +34,9 @@ pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }
-        Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => to_interleaved(x, out),
+        Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved | Layout::Int8Blocks => {
+            to_interleaved(x, out);
+        }
         Layout::Int8 | Layout::Int8Digits => to_byte_groups(x, out),
     }
 }

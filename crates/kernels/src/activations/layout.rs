@@ -19,6 +19,8 @@ pub enum Layout {
     Int8Interleaved,
     /// 8-bit integers; column `64 (k / 4) + 4 l + k % 4`: four neighbouring columns share a lane.
     Int8,
+    /// [`Layout::Int8Interleaved`] with the sums of each lane, for 4-bit weights with a scale per block.
+    Int8Blocks,
     /// 15-bit integers in two digits, each in the order of [`Layout::Int8`].
     Int8Digits,
     /// bf16; column `16 k + l`.
@@ -27,12 +29,13 @@ pub enum Layout {
 
 impl Layout {
     /// All of them; their numbers are indices.
-    pub const ALL: [Layout; 7] = [
+    pub const ALL: [Layout; 8] = [
         Layout::F32,
         Layout::F32Interleaved,
         Layout::Int16,
         Layout::Int8Interleaved,
         Layout::Int8,
+        Layout::Int8Blocks,
         Layout::Int8Digits,
         Layout::Bf16,
     ];
@@ -43,7 +46,9 @@ impl Layout {
         let (k, l) = (i / LANES, i % LANES);
         match self {
             Layout::F32 | Layout::Bf16 => i,
-            Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => BLOCK / LANES * l + k,
+            Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved | Layout::Int8Blocks => {
+                BLOCK / LANES * l + k
+            }
             Layout::Int8 | Layout::Int8Digits => 64 * (k / 4) + 4 * l + k % 4,
         }
     }

@@ -95,6 +95,7 @@ impl PackedActivations {
             Layout::F32 | Layout::F32Interleaved | Layout::Int16 => self.data.len() * LANES >= elements,
             Layout::Int8 | Layout::Int8Interleaved => self.int8.lines.len() * 64 >= elements,
             Layout::Int8Digits => self.int8.lines.len() * 64 >= 2 * elements,
+            Layout::Int8Blocks => self.int8.lines.len() * 64 >= elements / 2 * 3,
             Layout::Bf16 => self.bf16.len() * COLUMNS_PER_LINE >= elements,
         }
     }
@@ -176,14 +177,15 @@ impl PackedActivations {
                     });
                 }
             }
-            Layout::Int8Interleaved | Layout::Int8 | Layout::Int8Digits => {
-                let (order, digits, pack): (_, _, packed_int8::PackToken) = match layout {
-                    Layout::Int8Interleaved => (packed_int8::NIBBLES, 1, packed_int8::pack_token),
-                    Layout::Int8Digits => (packed_int8::BYTES, 2, packed_int8::pack_token_in_digits),
-                    _ => (packed_int8::BYTES, 1, packed_int8::pack_token),
+            Layout::Int8Interleaved | Layout::Int8Blocks | Layout::Int8 | Layout::Int8Digits => {
+                use packed_int8::*;
+                let (order, lines, scales, pack): (_, _, _, PackToken) = match layout {
+                    Layout::Int8Interleaved => (NIBBLES, LINES, 1, pack_token),
+                    Layout::Int8Blocks => (NIBBLES, WITH_SUMS, 1, pack_token_with_sums),
+                    Layout::Int8Digits => (BYTES, 2 * LINES, 2, pack_token_in_digits),
+                    _ => (BYTES, LINES, 1, pack_token),
                 };
-                let scales = blocks.div_ceil(INT8_BLOCKS_PER_SCALE);
-                let sizes = (digits * blocks * packed_int8::LINES, digits * scales);
+                let sizes = (blocks * lines, blocks.div_ceil(BLOCKS_PER_SCALE) * scales);
                 self.int8.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, sum| {
                     with_arranged(token, t, padded, |x| pack(x, &order, lines, scales, sum));
                 });

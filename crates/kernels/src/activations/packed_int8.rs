@@ -7,6 +7,8 @@
 //!                                   high = round(q / 128),  |high| <= 127,  |low| <= 64
 //!   lines    high digits of all blocks, then low digits
 //!   scales   128 * scale of all parts, then scale
+//!
+//! with sums:                        a third line of each block, i32: -16 * sum of q over the lane's 8 columns
 //! ```
 //!
 //! One lane of the dot product adds up the products of these 64 columns, so that a sum of integers has one scale. An
@@ -32,6 +34,10 @@ pub(super) const BYTES: ByteOrder = [[0, 1, 2, 3], [4, 5, 6, 7]];
 
 /// The largest number in two digits: 127 * 128 + 63.
 const LARGEST_IN_DIGITS: f32 = 16319.0;
+/// Lines of a block with sums.
+pub(crate) const WITH_SUMS: usize = LINES + 1;
+/// The code of zero in weights that sums are for.
+const ZERO: f32 = 16.0;
 /// What a unit of the high digit is worth.
 const RADIX: f32 = 128.0;
 
@@ -40,16 +46,21 @@ pub(super) type PackToken = fn(&[[f32; LANES]], &ByteOrder, &mut [[u8; 64]], &mu
 
 simd_fn! {
     /// Packs a token's vectors in one digit.
-    pub(super) fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 1
+    pub(super) fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 1, LINES
+}
+
+simd_fn! {
+    /// Packs a token's vectors in one digit, with sums.
+    pub(super) fn pack_token_with_sums(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 1, WITH_SUMS
 }
 
 simd_fn! {
     /// Packs a token's vectors in two digits.
-    pub(super) fn pack_token_in_digits(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 2
+    pub(super) fn pack_token_in_digits(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd, 2, LINES
 }
 
 #[inline(always)]
-fn pack_token_simd<L: U8x64, const DIGITS: usize>(
+fn pack_token_simd<L: U8x64, const DIGITS: usize, const BLOCK_LINES: usize>(
     data: &[[f32; LANES]],
     byte_order: &ByteOrder,
     bytes: &mut [[u8; 64]],
@@ -58,9 +69,9 @@ fn pack_token_simd<L: U8x64, const DIGITS: usize>(
 ) {
     let most = if const { DIGITS == 2 } { LARGEST_IN_DIGITS } else { 127.0 };
     let mut total = L::splat(0.0);
-    let (bytes, low_bytes) = bytes.split_at_mut(data.len() / VECTORS * LINES);
+    let (bytes, low_bytes) = bytes.split_at_mut(data.len() / VECTORS * BLOCK_LINES);
     let (scales, low_scales) = scales.split_at_mut(data.len().div_ceil(BLOCKS_PER_SCALE * VECTORS));
-    let parts = data.chunks(BLOCKS_PER_SCALE * VECTORS).zip(bytes.chunks_mut(BLOCKS_PER_SCALE * LINES));
+    let parts = data.chunks(BLOCKS_PER_SCALE * VECTORS).zip(bytes.chunks_mut(BLOCKS_PER_SCALE * BLOCK_LINES));
     for (part, ((data, bytes), scale)) in parts.zip(scales).enumerate() {
         let (mut largest, mut wrong) = (L::splat(0.0), L::splat(0.0));
         for v in data {
@@ -78,9 +89,10 @@ fn pack_token_simd<L: U8x64, const DIGITS: usize>(
             step.store(scale);
         }
         let mut sums = L::splat(0.0);
-        let blocks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<LINES>().0);
+        let blocks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<BLOCK_LINES>().0);
         for (b, (block, out)) in blocks.enumerate() {
-            for (i, (vectors, out)) in byte_order.iter().zip(out).enumerate() {
+            let before = sums;
+            for (i, (vectors, out)) in byte_order.iter().zip(&mut *out).enumerate() {
                 let mut q = [sums; 4];
                 for j in 0..4 {
                     q[j] = L::load(&block[vectors[j]]).mul(inverse).round();
@@ -96,6 +108,14 @@ fn pack_token_simd<L: U8x64, const DIGITS: usize>(
                     L::pack_i8(q, &mut low_bytes[(part * BLOCKS_PER_SCALE + b) * LINES + i]);
                 } else {
                     L::pack_i8(q, out);
+                }
+            }
+            if const { BLOCK_LINES == WITH_SUMS } {
+                // Sums of up to 64 whole numbers of 7 bits are exact.
+                let mut lanes = [0f32; LANES];
+                sums.mul_add(L::splat(-ZERO), before.mul(L::splat(ZERO))).store(&mut lanes);
+                for (to, v) in out[LINES].as_chunks_mut().0.iter_mut().zip(lanes) {
+                    *to = (v as i32).to_ne_bytes();
                 }
             }
         }

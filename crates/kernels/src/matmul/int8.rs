@@ -458,8 +458,9 @@ fn add_token<L: Simd>(
 mod tests {
     use super::*;
     use crate::arithmetic::Arithmetic;
+    use crate::lut_tables::Exponents;
     use crate::test_data::{bytes, cases, noise};
-    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch};
+    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, Weight, matmul_batch};
     use proptest::prelude::*;
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
@@ -501,7 +502,21 @@ mod tests {
                     check("digits", 0, &m.with(&Arithmetic::Int8Digits(codes)));
                 }
             }
+            if width == IntBits::Four {
+                let scale = noise(seed + 6, rows / group * cols / 32);
+                let m = Matrix::int(width, signed, &data, &scale, None, (group, 32), rows, cols).unwrap();
+                check("blocks", 0, &m.with(&Arithmetic::Int8OfBlocks));
+            }
         }
+        let cols = cols.next_multiple_of(32);
+        let data = bytes(seed + 7, rows * cols / 2);
+        let powers: Vec<f32> =
+            bytes(seed + 8, rows * cols / 32).iter().map(|b| 2f32.powi(i32::from(b % 8) - 6)).collect();
+        let format = WeightFormat::Mxfp4 { block_cols: 32 };
+        let weight = Weight { format, elements: &data[..], values: Some(&powers[..]), offsets: None };
+        let m = Matrix::new(weight, rows, cols).unwrap();
+        let exponents = Exponents::new(&powers).unwrap();
+        check("mxfp4", 0, &m.with(&Arithmetic::Int8OfExponents(exponents)));
     }
 
     proptest! {
@@ -529,7 +544,7 @@ mod tests {
         one: &Pool,
         three: &Pool,
     ) {
-        assert!(matches!(w.arithmetic, Arithmetic::Int8(_) | Arithmetic::Int8Digits(_)), "{kind}");
+        assert!(!matches!(w.arithmetic, Arithmetic::F32), "{kind}");
         let (rows, cols) = (w.rows, w.cols);
         let x = noise(seed + 9, cols * t);
         let mut dense = vec![0f32; rows * cols];

@@ -19,6 +19,7 @@ mod decode;
 mod f32;
 mod int16;
 mod int8;
+mod int8_blocks;
 mod int8_decode;
 mod schedule;
 mod tile_loop;
@@ -151,6 +152,9 @@ pub(crate) fn multiply_prepared(
         Arithmetic::Int16(lut) => int16::multiply_rows(isa, w, lut, x, tiles, y),
         Arithmetic::Int8(codes) => int8::multiply_rows(isa, w, codes, x, tiles, y),
         Arithmetic::Int8Digits(codes) => int8::multiply_rows_in_digits(isa, w, codes, x, tiles, y),
+        Arithmetic::Int8OfBlocks | Arithmetic::Int8OfExponents(_) => {
+            int8_blocks::multiply_rows(isa, w, x, tiles, y);
+        }
         Arithmetic::Bf16 => bf16::multiply_rows(isa, w, x, tiles, y),
     }
 }

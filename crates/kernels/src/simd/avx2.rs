@@ -470,6 +470,10 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
         Self::load_u32(v)
     }
+    #[inline(always)]
+    fn load_sums(v: &[u8; 64]) -> Self::Sums {
+        Self::load_u32(v)
+    }
     // SAFETY: the processor has AVX2, see `simd`.
     intrinsics! {
         xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes =

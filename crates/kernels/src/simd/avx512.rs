@@ -294,6 +294,7 @@ impl U8x64 for Avx512 {
         );
         lookup_bytes_16(table: __m512i, at: __m512i) -> __m512i = _mm512_shuffle_epi8(table, at);
         zero_sums() -> __m512i = _mm512_setzero_si512();
+        load_sums(v: &[u8; 64]) -> __m512i = _mm512_loadu_si512(v.as_ptr().cast());
         dot_u8i8(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i =
             _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x.as_ptr().cast()));
         sums_to_f32(v: __m512i) -> Self = Avx512(_mm512_cvtepi32_ps(v));

@@ -393,6 +393,7 @@ impl<D: Dots> U8x64 for Neon<D> {
         lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes =
             at.map(|at| vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), at));
         zero_sums() -> Self::Sums = [vdupq_n_s32(0); 4];
+        load_sums(v: &[u8; 64]) -> Self::Sums = from_fn(|i| vld1q_s32(v.as_ptr().add(16 * i).cast()));
         dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums =
             from_fn(|i| D::dot(sums[i], codes[i], vld1q_s8(x.as_ptr().add(16 * i).cast())));
         sums_to_f32(v: Self::Sums) -> Self = Neon::of(v.map(|v| vcvtq_f32_s32(v)));

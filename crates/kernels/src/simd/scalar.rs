@@ -1,6 +1,7 @@
 //! Portable scalar code, the reference that every instruction set is tested against.
 
 use super::traits::*;
+use crate::memory::array_at;
 use std::array::from_fn;
 
 /// Sixteen lanes as an array.
@@ -85,6 +86,7 @@ impl U8x64 for Scalar {
         split_nibbles(v: [u8; 64]) -> ([u8; 64], [u8; 64]) = (v.map(|b| b & 15), v.map(|b| b >> 4));
         lookup_bytes_16(table: [u8; 64], at: [u8; 64]) -> [u8; 64] = at.map(|i| table[usize::from(i & 15)]);
         zero_sums() -> [i32; LANES] = [0; LANES];
+        load_sums(v: &[u8; 64]) -> [i32; LANES] = from_fn(|i| i32::from_ne_bytes(*array_at(v, 4 * i)));
         sums_to_f32(v: [i32; LANES]) -> Self = Scalar(v.map(|s| s as f32));
     }
     #[inline(always)]

@@ -351,6 +351,8 @@ pub(crate) trait U8x64: F32x16 {
         Self::load_bytes(&all.map(|i| table[usize::from(i)]))
     }
     fn zero_sums() -> Self::Sums;
+    /// Loads sixteen i32.
+    fn load_sums(v: &[u8; 64]) -> Self::Sums;
     /// Adds `codes[j] * x[j]` for the four bytes `4 l .. 4 l + 4` to sum l; codes are unsigned, `x` signed and above -128.
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
     fn sums_to_f32(v: Self::Sums) -> Self;

@@ -102,7 +102,6 @@ impl StoredWeight {
         self.matrix.prepare(products);
     }
 
-
     /// Returns the number of rows: the size of the first dimension.
     pub fn rows(&self) -> usize {
         self.matrix().rows()
