@@ -54,7 +54,8 @@ impl PlanBuilder<'_> {
         value: usize,
     ) {
         let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
-        self.compute(Computation::Conv { conv, window, x, bias, then }, out);
+        let work = Computation::Conv { conv, window, x, bias, then };
+        self.push(NodeKind::Compute(work, buffer_of(out)));
         self.convs.push((self.nodes.len() - 1, value));
     }
 

@@ -6,9 +6,9 @@ use super::super::super::ops::{
     fast_reduction,
 };
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::{Computation, Then};
+use super::super::nodes::{Computation, NodeKind, Then};
 use super::super::view::{Base, View};
-use super::plan_builder::{PlanBuilder, order_ending};
+use super::plan_builder::{PlanBuilder, buffer_of, order_ending};
 use crate::tensor::Tensor;
 use anemoe_kernels::PairFunction;
 
@@ -157,7 +157,8 @@ impl PlanBuilder<'_> {
             let to = out.sliced(axis, begin, part.shape[axis]);
             let loops =
                 StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
-            self.compute(Computation::Copy { loops, x: part.base, fill: None }, &out);
+            let copy = Computation::Copy { loops, x: part.base, fill: None };
+            self.push(NodeKind::Compute(copy, buffer_of(&out)));
             begin += part.shape[axis];
         }
         self.define(out)
@@ -192,8 +193,7 @@ impl PlanBuilder<'_> {
             to = to.sliced(d, before, x.shape[d]);
         }
         let loops = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.compute(Computation::Copy { loops, x: x.base, fill: Some((value, out.len())) }, &out);
-        self.define(out)
+        self.compute(Computation::Copy { loops, x: x.base, fill: Some((value, out.len())) }, out)
     }
 
     fn matmul(&mut self) -> Option<()> {
@@ -240,11 +240,7 @@ impl PlanBuilder<'_> {
         loops.each_element(|place| places.push(place));
         places.sort_unstable();
         let (x, y) = (x.base, y.base);
-        self.compute_result(
-            Computation::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y },
-            &out,
-        );
-        self.define(out)
+        self.compute_result(Computation::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y }, out)
     }
 
     /// Returns the step's parameters apart from `x`, and a text of them; none where one is not a constant of one element.
@@ -277,8 +273,7 @@ impl PlanBuilder<'_> {
         let x = self.make_contiguous(x, 1);
         let out = self.allocate(&shape, &order_ending(shape.len(), 1));
         let counts = params.counts(&window, &spatial);
-        self.compute_result(Computation::Pool { function: params.function, window, counts, x }, &out);
-        self.define(out)
+        self.compute_result(Computation::Pool { function: params.function, window, counts, x }, out)
     }
 
     fn softmax(&mut self) -> Option<()> {
@@ -292,8 +287,7 @@ impl PlanBuilder<'_> {
         let (out, rows) = self.rows_like(&x, axis);
         let rows = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
         let (n, step) = (x.shape[axis], x.strides[axis]);
-        self.compute(Computation::Softmax { rows, n, step, x: x.base }, &out);
-        self.define(out)
+        self.compute(Computation::Softmax { rows, n, step, x: x.base }, out)
     }
 
     fn reduce(&mut self, op: &str) -> Option<()> {
@@ -315,9 +309,8 @@ impl PlanBuilder<'_> {
         let loops = ReductionLoops::new(&x.shape, &reduced, &out.strides, (&x.strides, x.offset));
         let fast = fast_reduction(op).filter(|_| !self.round);
         let f = fast.or_else(|| exact_reduction(op))?;
-        self.compute_result(Computation::Reduce { f, loops, x: x.base }, &out);
         let view = if keep { out } else { out.reshaped(&shape)? };
-        self.define(view)
+        self.compute_result(Computation::Reduce { f, loops, x: x.base }, view)
     }
 
     fn binary(&mut self, op: &str) -> Option<()> {
@@ -342,8 +335,7 @@ impl PlanBuilder<'_> {
         if !broadcast {
             return None;
         }
-        self.compute_result(Computation::Binary { f, loops, x: x.base, y: y.base }, &out);
-        self.define(out)
+        self.compute_result(Computation::Binary { f, loops, x: x.base, y: y.base }, out)
     }
 
     /// Adds the operation to the convolution that computes one of its operands, if the other one is known before it.
@@ -406,11 +398,6 @@ impl PlanBuilder<'_> {
         let out = self.allocate(&x.shape, &Self::order(&x));
         let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         let work = Computation::Unary { f, loops, x: x.base, n: out.len() };
-        if is_rounded {
-            self.compute(work, &out);
-        } else {
-            self.compute_result(work, &out);
-        }
-        self.define(out)
+        if is_rounded { self.compute(work, out) } else { self.compute_result(work, out) }
     }
 }

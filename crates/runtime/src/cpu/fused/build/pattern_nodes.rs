@@ -90,8 +90,7 @@ impl PlanBuilder<'_> {
                 let weight = optional(*weight, |w| Some(self.place(w)?.base))?;
                 let rows = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
                 let (n, norm) = (x.shape[*axis], *norm);
-                self.compute(Computation::Norm { rows, n, x: x.base, weight, norm }, &out);
-                self.define(out)
+                self.compute(Computation::Norm { rows, n, x: x.base, weight, norm }, out)
             }
             Fused::Rotate { x, cos, sin, half, factor } => {
                 let view = self.float(*x)?;
@@ -108,8 +107,7 @@ impl PlanBuilder<'_> {
                 let start = [0, x.offset, cos.offset, sin.offset];
                 let rows = StridedLoops::new(&rows, [&out.strides, &x.strides, &c, &s], start);
                 let (half, factor, x, cos, sin) = (*half, *factor, x.base, cos.base, sin.base);
-                self.compute(Computation::Rotate { rows, half, n, x, cos, sin, factor }, &out);
-                self.define(out)
+                self.compute(Computation::Rotate { rows, half, n, x, cos, sin, factor }, out)
             }
             Fused::Gated { gate, up, function } => {
                 let (gate, up) = (self.float(*gate)?, self.float(*up)?);
@@ -119,8 +117,7 @@ impl PlanBuilder<'_> {
                 let strides = [out.strides.as_slice(), &gate.strides, &up.strides];
                 let rows = StridedLoops::new(&rows, strides, [0, gate.offset, up.offset]);
                 let (n, gate, up, function) = (gate.shape[axis], gate.base, up.base, *function);
-                self.compute(Computation::Gated { rows, n, gate, up, function }, &out);
-                self.define(out)
+                self.compute(Computation::Gated { rows, n, gate, up, function }, out)
             }
             Fused::Experts { branches } => self.experts(branches),
             Fused::Attention { q, k, v, mask, kv_heads, sinks } => {
@@ -189,8 +186,7 @@ impl PlanBuilder<'_> {
         }
         let out = self.allocate(&shape, &[0, 2, 3, 1]);
         let experts = Experts { x, branches: all, tokens, rows: shape[1] };
-        self.compute(Computation::Experts(Box::new(experts)), &out);
-        self.define(out)
+        self.compute(Computation::Experts(Box::new(experts)), out)
     }
 
     fn attention(
@@ -228,7 +224,6 @@ impl PlanBuilder<'_> {
             sinks,
             out: at(&out),
         };
-        self.compute(work, &out);
-        self.define(out)
+        self.compute(work, out)
     }
 }

@@ -37,15 +37,17 @@ impl PlanBuilder<'_> {
         self.nodes.push(Node { work, round: Vec::new(), op_type, name });
     }
 
-    /// Adds a node that computes a new buffer.
-    pub fn compute(&mut self, work: Computation, out: &View) {
-        self.push(NodeKind::Compute(work, buffer_of(out)));
+    /// Adds a node that computes the step's result in a new buffer.
+    pub fn compute(&mut self, work: Computation, out: View) -> Option<()> {
+        self.push(NodeKind::Compute(work, buffer_of(&out)));
+        self.define(out)
     }
 
-    /// Adds a node that computes the step's result, and its rounding.
-    pub fn compute_result(&mut self, work: Computation, out: &View) {
-        self.compute(work, out);
-        self.round_result(self.nodes.len() - 1, buffer_of(out));
+    /// Adds a node that computes the step's result in a new buffer, and its rounding.
+    pub fn compute_result(&mut self, work: Computation, out: View) -> Option<()> {
+        self.push(NodeKind::Compute(work, buffer_of(&out)));
+        self.round_result(self.nodes.len() - 1, buffer_of(&out));
+        self.define(out)
     }
 
     /// Adds a rounding to fp16 behind `node`, if the plan rounds and the step's result has type fp16.
@@ -173,7 +175,8 @@ impl PlanBuilder<'_> {
     pub fn copied(&mut self, view: &View, order: &[usize]) -> View {
         let out = self.allocate(&view.shape, order);
         let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
-        self.compute(Computation::Copy { loops, x: view.base, fill: None }, &out);
+        let copy = Computation::Copy { loops, x: view.base, fill: None };
+        self.push(NodeKind::Compute(copy, buffer_of(&out)));
         out
     }
 
