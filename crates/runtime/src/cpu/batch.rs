@@ -1,7 +1,7 @@
 //! Functions with states, run for several sequences at once.
 
 use super::function::CompiledFunction;
-use super::plans_by_tokens::PlansByTokens;
+use super::plans_by_tokens::{PlansByTokens, ReadFunction};
 use super::recent::Recent;
 use super::tokens::{KnownCarried, Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
@@ -182,13 +182,10 @@ impl StagedFunction {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = KeptFunctions::new();
-            let stage = PlansByTokens::new(
-                package.clone(),
-                options,
-                stage.function,
-                stage.described,
-                carried.clone(),
-            );
+            let (body, described) = (stage.function, stage.described);
+            let (package, carried) = (package.clone(), carried.clone());
+            let function = ReadFunction { package, body, described, carried };
+            let stage = PlansByTokens::new(function, options);
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =

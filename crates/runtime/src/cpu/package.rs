@@ -6,9 +6,9 @@ use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
 use super::fused::experts::{self, ExpertPack, SumTarget, are_alike};
-use super::plans_by_tokens::PlansByTokens;
+use super::plans_by_tokens::{PlansByTokens, ReadFunction};
 use super::shared_constants::CompileContext;
-use super::tokens::{KnownCarried, keep_rows, stages};
+use super::tokens::{keep_rows, stages};
 use super::weights::const_value;
 use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
 use crate::backend::{
@@ -240,15 +240,6 @@ struct LoadedPackage {
     plans_by_tokens: Mutex<Option<(String, Arc<PlansByTokens>)>>,
 }
 
-/// A function as read from its package.
-struct ReadFunction {
-    package: Arc<Package>,
-    body: Function,
-    described: FunctionDescription,
-    /// Rows and slots that it carries; none where that is not known.
-    carried: Option<Arc<KnownCarried>>,
-}
-
 impl LoadedPackage {
     /// Returns every function that is compiled and kept.
     fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
@@ -292,8 +283,7 @@ impl LoadedPackage {
         {
             return Ok(Arc::clone(read));
         }
-        let ReadFunction { package, body, described, carried } = self.read(function)?;
-        let read = Arc::new(PlansByTokens::new(package, self.options, body, described, carried));
+        let read = Arc::new(PlansByTokens::new(self.read(function)?, self.options));
         *locked(&self.plans_by_tokens) = Some((function.to_string(), Arc::clone(&read)));
         Ok(read)
     }

@@ -18,37 +18,28 @@ use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+/// A function as read from its package.
+pub(super) struct ReadFunction {
+    pub package: Arc<Package>,
+    pub body: Function,
+    pub described: FunctionDescription,
+    /// Rows and slots that it carries; none where that is not known.
+    pub carried: Option<Arc<KnownCarried>>,
+}
+
 /// A function of a package that can be compiled for any token count.
 pub(super) struct PlansByTokens {
-    package: Arc<Package>,
+    function: ReadFunction,
     options: Options,
-    function: Function,
-    described: FunctionDescription,
-    /// Rows and slots that the function carries; none where that is not known.
-    carried: Option<Arc<KnownCarried>>,
     constants: SharedConstants,
     /// The lowered function and the token axes of its values; none where it does not fit a plan.
     lowered: OnceLock<Option<(PlanSource, BTreeMap<String, TokenAxis>)>>,
 }
 
 impl PlansByTokens {
-    /// Makes it from a function of a package and its description.
-    pub fn new(
-        package: Arc<Package>,
-        options: Options,
-        function: Function,
-        described: FunctionDescription,
-        carried: Option<Arc<KnownCarried>>,
-    ) -> PlansByTokens {
-        PlansByTokens {
-            package,
-            options,
-            function,
-            described,
-            carried,
-            constants: SharedConstants::default(),
-            lowered: OnceLock::new(),
-        }
+    /// Makes it from a function of a package.
+    pub fn new(function: ReadFunction, options: Options) -> PlansByTokens {
+        PlansByTokens { function, options, constants: SharedConstants::default(), lowered: OnceLock::new() }
     }
 
     /// Compiles the function, written for `from` tokens, for `to` tokens. `axes` gives the token axis of each input that has one.
@@ -65,32 +56,35 @@ impl PlansByTokens {
             Some(planned) => planned,
             None => self.rewritten(axes, from, to)?,
         };
-        compiled.set_carried(self.carried.as_ref());
+        compiled.set_carried(self.function.carried.as_ref());
         Ok(compiled)
     }
 
     fn context(&self) -> CompileContext<'_> {
-        CompileContext { package: &self.package, options: self.options, constants: Some(&self.constants) }
+        let (package, constants) = (&self.function.package, Some(&self.constants));
+        CompileContext { package, options: self.options, constants }
     }
 
     /// Plans the function from its lowered form; none where there is none.
     fn planned(&self, axes: &BTreeMap<String, usize>, from: usize, to: usize) -> Option<CompiledFunction> {
+        let ReadFunction { body, described, .. } = &self.function;
         let lowered = self.lowered.get_or_init(|| {
-            let (function, axes) = with_axes(&self.function, &self.described, axes, from).ok()?;
-            let described = describe(&function, &self.described);
+            let (function, axes) = with_axes(body, described, axes, from).ok()?;
+            let described = describe(&function, described);
             let source = lower_to_plan(self.context(), &described.name, &function, &described).ok()??;
             Some((source, axes))
         });
         let (source, axes) = lowered.as_ref()?;
-        source.for_tokens(axes, to)?.plan(self.context(), &self.described.name).ok()?
+        source.for_tokens(axes, to)?.plan(self.context(), &described.name).ok()?
     }
 
     /// Compiles the function after rewriting it.
     fn rewritten(&self, axes: &BTreeMap<String, usize>, from: usize, to: usize) -> Result<CompiledFunction> {
-        let name = &self.described.name;
-        let new = resize(&self.function, &self.described, axes, from, to)
-            .map_err(|what| Error::unsupported(self.package.path(), format!("function `{name}`: {what}")))?;
-        compile(self.context(), name, &new, &describe(&new, &self.described))
+        let ReadFunction { package, body, described, .. } = &self.function;
+        let name = &described.name;
+        let new = resize(body, described, axes, from, to)
+            .map_err(|what| Error::unsupported(package.path(), format!("function `{name}`: {what}")))?;
+        compile(self.context(), name, &new, &describe(&new, described))
     }
 }
 
@@ -138,10 +132,10 @@ mod tests {
 
     fn plans_by_tokens(package: &CpuPackage) -> PlansByTokens {
         let model = package.package().model();
-        let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
+        let (body, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
         let options = Options { precision: Precision::Fp32, ..Options::default() };
         let package = Arc::new(Package::open(package.package().path()).unwrap());
-        PlansByTokens::new(package, options, function, described, None)
+        PlansByTokens::new(ReadFunction { package, body, described, carried: None }, options)
     }
 
     #[test]
