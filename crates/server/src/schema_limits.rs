@@ -1,7 +1,7 @@
 //! Limits of JSON schemas in requests: larger schemas take more of the grammar library's stack, memory or time than a
 //! request may.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashMap};
 
 /// Most nested values.
@@ -62,36 +62,29 @@ pub fn check<'a>(schemas: impl IntoIterator<Item = &'a Value>) -> Result<(), Str
                             false => Ok(()),
                         }
                     };
-                    let (most, entries) = match (key.as_str(), value) {
+                    let mut most = usize::MAX;
+                    match (key.as_str(), value) {
                         ("$ref", Value::String(name)) => {
                             references.insert(name.as_str());
                             together += 1;
-                            (usize::MAX, 0)
                         }
-                        ("pattern", Value::String(text)) => {
-                            pattern(text)?;
-                            (usize::MAX, 0)
-                        }
-                        ("multipleOf", Value::Number(number)) => {
-                            divisors.add(&number.to_string())?;
-                            (usize::MAX, 0)
-                        }
-                        ("allOf", Value::Array(all)) => {
-                            together += all.len();
-                            (usize::MAX, 0)
-                        }
+                        ("pattern", Value::String(text)) => pattern(text)?,
+                        ("multipleOf", Value::Number(number)) => divisors.add(&number.to_string())?,
+                        ("allOf", Value::Array(all)) => together += all.len(),
                         ("patternProperties", Value::Object(all)) => {
                             all.keys().try_for_each(|text| pattern(text))?;
                             named += all.len().pow(2);
-                            (MAX_PATTERN_PROPERTIES, all.len())
+                            most = MAX_PATTERN_PROPERTIES;
                         }
-                        ("properties", Value::Object(all)) => (MAX_PROPERTIES, all.len()),
+                        ("properties", Value::Object(_)) => most = MAX_PROPERTIES,
                         ("required", Value::Array(all)) => {
                             required += all.len();
-                            (MAX_PROPERTIES, all.len())
+                            most = MAX_PROPERTIES;
                         }
-                        _ => (usize::MAX, 0),
-                    };
+                        _ => {}
+                    }
+                    let entries = value.as_array().map(Vec::len).or(value.as_object().map(Map::len));
+                    let entries = entries.unwrap_or(0);
                     if entries > most {
                         return Err(format!("an object of the schema has {entries} {key}, more than {most}"));
                     }
