@@ -1,10 +1,11 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
 use crate::child::Ended;
-use crate::child_work::{Work, from_value, to_value};
+use crate::child_work::{Work, from_value};
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -34,23 +35,9 @@ impl PowerReading {
     }
 }
 
-/// Document of the stage.
-#[derive(Serialize)]
-struct EnergyDocument {
-    at_rest: PowerReading,
-    /// Power while tokens of random prompts run through the bundle, with everything loaded.
-    running: PowerReading,
-    /// Tokens per second while the bundle runs, over passes of all token counts.
-    tok_s: f64,
-    /// Millijoules per token above those at rest, of the lines that are `counted`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mj_per_token: Option<f64>,
-    counted: Vec<&'static str>,
-}
-
-/// Measures power at rest, and while a bundle runs. The second measurement begins when everything is loaded, and ends
-/// before the bundle does. `limit` holds for the time before it, and for the end of the run. Power that cannot be read
-/// skips the stage.
+/// Measures power at rest, and while tokens of random prompts run through a bundle. The second measurement begins when
+/// everything is loaded, and ends before the bundle does. `limit` holds for the time before it, and for the end of the
+/// run. Power that cannot be read skips the stage.
 pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<Ended> {
     let skipped = |why: String| Ok(Ended::without_document(End::Skipped, why));
     let at_rest = match power(AT_REST) {
@@ -70,11 +57,16 @@ pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<En
             return Ok(Ended::without_document(End::Failed, what));
         }
     };
+    // Over passes of all token counts.
     let tok_s: f64 = from_value(ended.document)?;
     let (more, counted) = running.above(&at_rest);
-    let mj_per_token = (!counted.is_empty()).then(|| more / tok_s.max(1e-9));
-    let document = EnergyDocument { at_rest, running, tok_s, mj_per_token, counted };
-    Ok(Ended::with_faults(String::new(), to_value(&document)?))
+    let mut document = json!({"at_rest": at_rest, "running": running, "tok_s": tok_s});
+    if !counted.is_empty() {
+        // Above those at rest, of the lines that are `counted`.
+        document["mj_per_token"] = json!(more / tok_s.max(1e-9));
+    }
+    document["counted"] = json!(counted);
+    Ok(Ended::with_faults(String::new(), document))
 }
 
 /// Measures the mean power of samples, one per second; directly, or through `sudo` if that asks for no password.
