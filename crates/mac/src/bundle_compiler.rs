@@ -85,12 +85,6 @@ impl BundleSteps<'_> {
         run_step(self.limit, StepShard::of(self.chain, shard), &work(model))
     }
 
-    /// Returns the bytes of a package's compiled model; none without one.
-    pub(crate) fn compiled_bytes(&self, shard: &Shard) -> Result<Option<u64>> {
-        let found = self.models.find(&self.package(shard));
-        found.map(|path| anemoe_bundle::package_bytes(&path)).transpose()
-    }
-
     fn is_missing(&self, shard: &Shard, again: bool) -> bool {
         again || self.models.find(&self.package(shard)).is_none()
     }
@@ -161,10 +155,11 @@ impl BundleSteps<'_> {
         {
             failure.rule_out_stale();
         }
+        let compiled = self.models.find(&self.package(shard));
         report.packages.push(PackageTimes {
             package: shard.name.clone(),
             package_bytes: shard.bytes,
-            compiled_bytes: self.compiled_bytes(shard)?,
+            compiled_bytes: compiled.map(|path| anemoe_bundle::package_bytes(&path)).transpose()?,
             seconds,
             load_seconds: loaded.as_ref().cloned().unwrap_or_default(),
         });

@@ -69,13 +69,6 @@ pub struct TrialFigures {
     pub may_be_wrong: usize,
 }
 
-impl TrialFigures {
-    /// Tells whether no more tokens are wrong than may be.
-    pub fn is_right(&self) -> bool {
-        self.wrong_tokens <= self.may_be_wrong
-    }
-}
-
 /// A shard in a form that is to be tried.
 pub struct FormTrial<'a> {
     pub family: &'a Family,

@@ -64,13 +64,9 @@ impl ReportFindings {
         };
         Ok(ReportFindings { rows, profile, left_out })
     }
-
-    /// Formats the rows as the table that `check --outcomes` reads.
-    pub fn table(&self) -> String {
-        table(&self.rows)
-    }
 }
 
+/// Formats rows as the table that `check --outcomes` reads.
 fn table(rows: &[OutcomeCells]) -> String {
     let lines = std::iter::once(cells::heading_line()).chain(rows.iter().map(cells::line));
     lines.map(|line| line + "\n").collect()
@@ -261,7 +257,7 @@ fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, tar
     let temporary = Temporary::dir(evidence, ".import").map_err(|e| Error::io(evidence, e))?;
     let folder = temporary.path().join("report");
     std::fs::create_dir(&folder).map_err(|e| Error::io(&folder, e))?;
-    anemoe_bundle::write_atomic(&folder.join(OUTCOMES_FILE), found.table().as_bytes())?;
+    anemoe_bundle::write_atomic(&folder.join(OUTCOMES_FILE), table(&found.rows).as_bytes())?;
     if let Some(profile) = &found.profile {
         anemoe_bundle::write_atomic(&folder.join(PROFILE_FILE), profile.text().as_bytes())?;
     }

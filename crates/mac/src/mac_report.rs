@@ -123,7 +123,17 @@ pub fn report_entries(
     }
     let bundle = work.join(BUNDLE);
     if bundle.join(CHAIN_FILE).is_file() {
-        put(PACKAGES, serde_json::to_value(described(&bundle)?))?;
+        let describe = |shard: &anemoe_bundle::Shard| {
+            let package = Package::open(&bundle.join(&shard.file))?;
+            Ok(DescribedPackage {
+                name: shard.name.clone(),
+                kind: shard.kind.name().into(),
+                bytes: shard.bytes,
+                cells: program_cells(&facts(package.model())),
+            })
+        };
+        let packages = Chain::read(&bundle)?.shards.iter().map(describe).collect::<Result<Vec<_>>>()?;
+        put(PACKAGES, serde_json::to_value(packages))?;
     }
     for name in [PLAN, BENCH] {
         if let Some(value) = read_json(&work.join(name)) {
@@ -134,20 +144,6 @@ pub fn report_entries(
         entries.insert(FORMS.into(), words.text(&text).into_bytes());
     }
     Ok(entries)
-}
-
-/// Describes the packages of a bundle, with the cells that follow from their programs.
-fn described(bundle: &Path) -> Result<Vec<DescribedPackage>> {
-    let describe = |shard: &anemoe_bundle::Shard| {
-        let package = Package::open(&bundle.join(&shard.file))?;
-        Ok(DescribedPackage {
-            name: shard.name.clone(),
-            kind: shard.kind.name().into(),
-            bytes: shard.bytes,
-            cells: program_cells(&facts(package.model())),
-        })
-    };
-    Chain::read(bundle)?.shards.iter().map(describe).collect()
 }
 
 impl MacReport {

@@ -382,7 +382,7 @@ fn fault(judged: &JudgedTokens) -> Option<String> {
             figures.calls * judged.tokens as u64
         )
     };
-    (!figures.is_right()).then(text)
+    (figures.wrong_tokens > figures.may_be_wrong).then(text)
 }
 
 /// Chooses among forms in their order, simple ones first; returns the index and the reason.
