@@ -1,13 +1,11 @@
 //! Sub-commands: arguments go in, a typed report comes out.
 //!
 //! ```text
-//! arguments --Command::run--> report --CommandReport::record--> journal of the bundle
-//!                                    --Serialize--------------> the document of --json
+//! arguments --Command::run--> report --Serialize--------------> the document of --json
 //!                                    --CommandReport::print---> lines for people
 //!                                    --CommandReport::passed--> exit status
 //! ```
 
-use crate::recorder::{JournalArgs, Recorder};
 use crate::ui::Ui;
 use anyhow::Context;
 use serde::Serialize;
@@ -20,13 +18,9 @@ pub trait Command {
     /// Result of the command.
     type Report: CommandReport;
 
-    /// Does the work. Nothing goes to standard output but what has to be seen as it comes.
+    /// Does the work, and writes the outcome into the journal of its bundle, if it has one. Nothing goes to standard output but
+    /// what has to be seen as it comes.
     fn run(self, ui: &Ui) -> anyhow::Result<Self::Report>;
-
-    /// Returns the options of the journal, if the report goes into the journal of a bundle.
-    fn journal(&self) -> Option<&JournalArgs> {
-        None
-    }
 }
 
 /// Report of a command.
@@ -38,9 +32,6 @@ pub trait CommandReport: Serialize {
     fn passed(&self) -> bool {
         true
     }
-
-    /// Writes the report into the journal of a bundle.
-    fn record(&self, _: &Recorder) {}
 
     /// Does the work that goes on behind the report, as a server's.
     fn go_on(self) -> anyhow::Result<()>
@@ -80,17 +71,9 @@ impl CommandReport for Page {
     }
 }
 
-/// Runs a command and writes its report into the journal of the bundle. `name` is the kind of its events there.
-pub fn complete<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<C::Report> {
-    let recorder = command.journal().map(|args| Recorder::new(args, name));
-    let report = command.run(ui)?;
-    recorder.iter().for_each(|recorder| report.record(recorder));
-    Ok(report)
-}
-
 /// Runs a command and reports what came out; returns whether its gate passed.
-pub fn execute<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<bool> {
-    let report = complete(command, name, ui)?;
+pub fn execute<C: Command>(command: C, ui: &Ui) -> anyhow::Result<bool> {
+    let report = command.run(ui)?;
     ui.document(&report)?;
     report.print(ui)?;
     let passed = report.passed();

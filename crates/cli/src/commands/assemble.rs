@@ -8,7 +8,7 @@ use crate::commands::build::BuildSummary;
 use crate::error_report::sentence;
 use crate::gate_reference::{read_goldens, with_bar};
 use crate::part_store::pull_parts;
-use crate::recorder::JournalArgs;
+use crate::recorder::{JournalArgs, Recorder};
 use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
@@ -63,6 +63,7 @@ impl Command for Args {
     type Report = BuildSummary;
 
     fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
+        let recorder = Recorder::new(&self.journal, "assemble");
         let mut also = read_goldens(&self.golden)?;
         let bounds = self.text_gate.bounds()?;
         let given = (!also.is_empty()).then(|| also.remove(0).golden);
@@ -92,11 +93,9 @@ impl Command for Args {
         let gated =
             gated::assemble(assembly, reference.as_ref(), &options, (self.min_cosine, bounds), &|_| ())?;
         let golden = self.golden.into_iter().next();
-        Ok(BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None })
-    }
-
-    fn journal(&self) -> Option<&JournalArgs> {
-        Some(&self.journal)
+        let summary = BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None };
+        summary.record(&recorder);
+        Ok(summary)
     }
 }
 

@@ -114,6 +114,7 @@ impl Command for Args {
     type Report = BenchReport;
 
     fn run(self, ui: &Ui) -> anyhow::Result<BenchReport> {
+        let recorder = Recorder::new(&self.journal, "bench");
         let save = self.save.as_deref().map(|path| check_output(path, self.overwrite)).transpose()?;
         let backend = self.executor.backend()?;
         let backend = CpuBackend { options: Options { profile: self.ops, ..backend.options } };
@@ -158,7 +159,7 @@ impl Command for Args {
         let fast = core_ml.is_none().then(|| self.executor.products());
         let speeds = options.measure(&model, tokens, fast, read_gb_s, &|| bar.inc(1))?;
         drop(bar);
-        Ok(BenchReport {
+        let report = BenchReport {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
             bundle: self.bundle,
@@ -181,11 +182,9 @@ impl Command for Args {
             lacks_ops: self.ops && speeds.ops.is_empty(),
             speeds,
             save,
-        })
-    }
-
-    fn journal(&self) -> Option<&JournalArgs> {
-        Some(&self.journal)
+        };
+        recorder.end(&report.bundle, "", report.facts());
+        Ok(report)
     }
 }
 
@@ -260,10 +259,6 @@ impl CommandReport for BenchReport {
             ui.line("operations: only those of fused functions are measured, and none is fused here")?;
         }
         Ok(())
-    }
-
-    fn record(&self, recorder: &Recorder) {
-        recorder.end(&self.bundle, "", self.facts());
     }
 
     /// Writes the file after the output was shown, so that a failure does not lose it.

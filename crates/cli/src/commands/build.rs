@@ -379,6 +379,21 @@ pub struct BuildSummary {
     pub push: Option<PushReport>,
 }
 
+impl BuildSummary {
+    /// Writes the gates and the end of the build into its journal.
+    pub fn record(&self, recorder: &Recorder) {
+        let (gated, part) = (&self.gated, part_name(self.part));
+        for (said, facts) in facts::gates(gated, self.golden.as_deref()) {
+            recorder.also(&self.bundle, "gate", said, None, facts);
+        }
+        let facts = match &gated.build {
+            Some(built) => facts::build(built, &self.bundle, part),
+            None => facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)})),
+        };
+        recorder.end(&self.bundle, if gated.pass { status::DONE } else { status::FAIL }, facts);
+    }
+}
+
 fn part_name(part: Option<BuildPart>) -> Option<String> {
     part.map(|p| format!("{}/{}", p.index, p.of))
 }
@@ -399,18 +414,6 @@ impl CommandReport for BuildSummary {
 
     fn passed(&self) -> bool {
         self.gated.pass
-    }
-
-    fn record(&self, recorder: &Recorder) {
-        let (gated, part) = (&self.gated, part_name(self.part));
-        for (said, facts) in facts::gates(gated, self.golden.as_deref()) {
-            recorder.also(&self.bundle, "gate", said, None, facts);
-        }
-        let facts = match &gated.build {
-            Some(built) => facts::build(built, &self.bundle, part),
-            None => facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)})),
-        };
-        recorder.end(&self.bundle, if gated.pass { status::DONE } else { status::FAIL }, facts);
     }
 }
 

@@ -102,15 +102,12 @@ impl Command for Args {
         }
         Ok(CheckReport::Placement(Box::new(self.place(ui)?)))
     }
-
-    fn journal(&self) -> Option<&JournalArgs> {
-        Some(&self.journal)
-    }
 }
 
 impl Args {
     /// Predicts the placement of packages.
     fn place(&self, ui: &Ui) -> anyhow::Result<Placement> {
+        let recorder = Recorder::new(&self.journal, "check");
         if self.device {
             anemoe_coreml::available()?;
             self.save.as_deref().map(|file| self.overwrite.output(file)).transpose()?;
@@ -145,7 +142,10 @@ impl Args {
             asked.conclude(&report);
         }
         report.pass &= asked.as_ref().is_none_or(|asked| asked.no_is_proven);
-        Ok(Placement { path, report, asked, lists_ops: self.ops })
+        if path.join(CHAIN_FILE).is_file() {
+            recorder.gate(&path, report.pass, facts::residency(&report));
+        }
+        Ok(Placement { report, asked, lists_ops: self.ops })
     }
 }
 
@@ -161,8 +161,6 @@ pub enum CheckReport {
 /// Placement of packages; a Mac may have been asked for it.
 #[derive(Serialize)]
 pub struct Placement {
-    #[serde(skip)]
-    path: PathBuf,
     #[serde(flatten)]
     pub report: Report,
     #[serde(flatten)]
@@ -197,14 +195,6 @@ impl CommandReport for CheckReport {
 
     fn passed(&self) -> bool {
         !matches!(self, CheckReport::Placement(placement) if !placement.report.pass)
-    }
-
-    fn record(&self, recorder: &Recorder) {
-        let CheckReport::Placement(placement) = self else { return };
-        let Placement { path, report, .. } = placement.as_ref();
-        if path.join(CHAIN_FILE).is_file() {
-            recorder.gate(path, report.pass, facts::residency(report));
-        }
     }
 }
 

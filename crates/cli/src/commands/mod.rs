@@ -18,7 +18,7 @@ macro_rules! commands {
             /// Runs the command, and reports what came out; returns whether its gate passed.
             pub fn run(self, ui: &Ui) -> anyhow::Result<bool> {
                 match self {
-                    $(AnyCommand::$name(args) => execute(*args, stringify!($module), ui),)*
+                    $(AnyCommand::$name(args) => execute(*args, ui),)*
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::generate::{self, Timing};
 use super::{check, validate};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
-use crate::command::{Command, CommandReport, complete, parse};
+use crate::command::{Command, CommandReport, parse};
 use crate::recorder::{JournalArgs, Recorder};
 use crate::show;
 use crate::show::build_report::summary;
@@ -76,19 +76,19 @@ impl Command for Args {
             shown.line(summary(&built))?;
             shown.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
             let name = || OsString::from(&bundle);
-            let checked = complete(parse::<check::Args>("check", &[name()])?, "check", &inner)?;
+            let checked = parse::<check::Args>("check", &[name()])?.run(&inner)?;
             checked.print(shown)?;
             shown.line(
                 "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
             )?;
             let words = [name(), "--golden".into(), model.join("golden.npz").into()];
-            let validation = complete(parse::<validate::Args>("validate", &words)?, "validate", &inner)?;
+            let validation = parse::<validate::Args>("validate", &words)?.run(&inner)?;
             validation.print(shown)?;
             shown.line("\n5. Text\n")?;
             shown.part(&self.prompt)?;
             let mut words = vec![name()];
             words.extend(text.iter().map(String::as_str).chain(SAMPLING).map(OsString::from));
-            let generated = complete(parse::<generate::Args>("generate", &words)?, "generate", shown)?;
+            let generated = parse::<generate::Args>("generate", &words)?.run(shown)?;
             residency = checked.into_placement();
             runs.push(QuickstartBuild {
                 quant,

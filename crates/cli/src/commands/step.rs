@@ -1,7 +1,7 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
 use super::{bench, build, check, compile, doctor, generate, golden, plan, predict_speed, trace, tune, validate};
-use crate::command::{Command, CommandReport, Page, complete, parse};
+use crate::command::{Command, CommandReport, Page, parse};
 use crate::error_report::sentence;
 use crate::ui::Ui;
 use anemoe_mac::{CommandDone, serve_parent};
@@ -45,7 +45,7 @@ fn done<C: Command + clap::Args>(
     name: &'static str,
     arguments: &[impl AsRef<OsStr>],
 ) -> anyhow::Result<CommandDone> {
-    let report = complete(parse::<C>(name, arguments)?, name, &Ui::inner())?;
+    let report = parse::<C>(name, arguments)?.run(&Ui::inner())?;
     let (passed, document) = (report.passed(), serde_json::to_value(&report)?);
     report.go_on()?;
     Ok(CommandDone { passed, document })

@@ -60,6 +60,7 @@ impl Command for Args {
     type Report = TraceReport;
 
     fn run(self, ui: &Ui) -> anyhow::Result<TraceReport> {
+        let recorder = Recorder::new(&self.journal, "trace");
         expect_bundle(&self.bundle)?;
         let golden = Golden::read(&self.golden)?;
         let chain = self.verify.open(&self.bundle, ui)?;
@@ -68,23 +69,18 @@ impl Command for Args {
         anemoe_gates::golden_gate::fits(&golden, &chain).map_err(unfit)?;
         let found = trace::trace(&self.bundle, &golden, self.precision)?;
         let swap = self.swap.map(|unit| swaps(&self, unit, &golden, ui)).transpose()?;
-        Ok(TraceReport { bundle: self.bundle, golden: self.golden, found, swap })
-    }
-
-    fn journal(&self) -> Option<&JournalArgs> {
-        Some(&self.journal)
+        let mut facts = facts::trace(&found, &self.golden);
+        facts.extend(swap.iter().map(|swaps| ("swap".into(), facts::swaps(swaps).into())));
+        recorder.end(&self.bundle, status::DONE, facts);
+        Ok(TraceReport { found, swap })
     }
 }
 
 /// Fidelity by layer, and what replacing parts by FP16 gains.
 #[derive(Serialize)]
 pub struct TraceReport {
-    #[serde(skip)]
-    bundle: PathBuf,
-    #[serde(skip)]
-    golden: PathBuf,
     #[serde(flatten)]
-    pub found: Trace,
+    found: Trace,
     #[serde(skip_serializing_if = "Option::is_none")]
     swap: Option<AblationReport>,
 }
@@ -96,12 +92,6 @@ impl CommandReport for TraceReport {
             ui.line("")?;
             print_swaps(swaps, ui)
         })
-    }
-
-    fn record(&self, recorder: &Recorder) {
-        let mut facts = facts::trace(&self.found, &self.golden);
-        facts.extend(self.swap.iter().map(|swaps| ("swap".into(), facts::swaps(swaps).into())));
-        recorder.end(&self.bundle, status::DONE, facts);
     }
 }
 

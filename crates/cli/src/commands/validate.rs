@@ -14,7 +14,7 @@ use crate::target::expect_bundle;
 use crate::ui::{Ui, verdict};
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
-use anemoe_gates::facts;
+use anemoe_gates::facts::{self, Facts};
 use anemoe_gates::gated::{NamedGate, NamedGolden};
 use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
@@ -77,6 +77,7 @@ impl Command for Args {
     type Report = Validation;
 
     fn run(self, ui: &Ui) -> anyhow::Result<Validation> {
+        let recorder = Recorder::new(&self.journal, "validate");
         anyhow::ensure!(
             (-1.0..=1.0).contains(&self.min_cosine),
             "--min-cosine {} is not a cosine: between -1 and 1",
@@ -129,11 +130,10 @@ impl Command for Args {
             && text.as_ref().is_none_or(TextGate::is_good_enough);
         let gate = gates.first().map(|g| GoldenGate { pass, ..g.gate.clone() });
         let without_golden = gate.is_none().then_some(pass);
-        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes })
-    }
-
-    fn journal(&self) -> Option<&JournalArgs> {
-        Some(&self.journal)
+        let found =
+            Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes };
+        recorder.gate(&found.bundle, pass, found.facts());
+        Ok(found)
     }
 }
 
@@ -205,11 +205,14 @@ impl CommandReport for Validation {
     fn passed(&self) -> bool {
         self.gate.as_ref().map_or(self.without_golden == Some(true), |g| g.pass)
     }
+}
 
-    fn record(&self, recorder: &Recorder) {
+impl Validation {
+    /// Makes the facts of the journal.
+    fn facts(&self) -> Facts {
         let (mut facts, others) = match self.goldens.as_slice() {
             [first, others @ ..] => (facts::validation(&first.gate, Some(&first.golden)), others),
-            [] => (facts::Facts::new(), &[][..]),
+            [] => (Facts::new(), &[][..]),
         };
         facts.insert("pass".into(), self.passed().into());
         facts.extend(self.weights.iter().map(|w| ("weights".into(), facts::condense(w).into())));
@@ -218,7 +221,7 @@ impl CommandReport for Validation {
             facts.insert("also".into(), facts::also(others));
         }
         facts.extend(self.probes.iter().map(|p| ("probes".into(), facts::probes(p).into())));
-        recorder.gate(&self.bundle, self.passed(), facts);
+        facts
     }
 }
 

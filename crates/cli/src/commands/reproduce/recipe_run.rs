@@ -5,7 +5,7 @@ use super::figure::figures;
 use super::recipe::{RecipeCommand, Recipe, RecipeBuild};
 use super::rows::FigureRow;
 use crate::args::hub_checkpoint::{Extent, locate};
-use crate::command::{complete, parse};
+use crate::command::{Command, parse};
 use crate::commands::build;
 use crate::commands::step::run_command;
 use crate::recorder::{JournalArgs, Recorder};
@@ -217,7 +217,7 @@ impl<'a> BuildRun<'a> {
     /// Builds the source; without gates, if one on quality stops a synthetic source.
     fn run_build(&self, words: &[OsString], left: &mut CommandRecord) -> anyhow::Result<()> {
         let run = |words: &[OsString], left: &mut CommandRecord| -> anyhow::Result<GatedReport> {
-            let gated = complete(parse::<build::Args>("build", words)?, "build", &Ui::inner())?.gated;
+            let gated = parse::<build::Args>("build", words)?.run(&Ui::inner())?.gated;
             left.figures.extend(figures(RecipeCommand::Build, &facts::of(serde_json::to_value(&gated)?)));
             Ok(gated)
         };
