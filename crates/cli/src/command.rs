@@ -61,6 +61,14 @@ impl Page {
     }
 }
 
+/// Adds the keys of another document to a document.
+pub fn extended(mut document: Value, more: &impl Serialize) -> serde_json::Result<Value> {
+    if let (Some(all), Value::Object(more)) = (document.as_object_mut(), serde_json::to_value(more)?) {
+        all.extend(more);
+    }
+    Ok(document)
+}
+
 impl CommandReport for Page {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.lines.iter().try_for_each(|line| ui.line(line))

@@ -4,12 +4,11 @@ use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
 use anemoe_mac::{BundleSteps, CompileReport};
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Compile a bundle for the Neural Engine of this Mac.
@@ -40,9 +39,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = CompiledBundle;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<CompiledBundle> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         anemoe_coreml::available()?;
         expect_bundle(&self.bundle)?;
         let chain = self.verify.open(&self.bundle, ui)?;
@@ -50,33 +49,16 @@ impl Command for Args {
         let limit = self.limit.limit();
         let steps = BundleSteps { bundle: &self.bundle, chain: &chain, models: &models, limit };
         let report = steps.compile(self.again, !self.no_load, &BarListener::new(ui))?;
-        Ok(CompiledBundle { bundle: self.bundle, report })
+        let document = extended(json!({"bundle": self.bundle.display().to_string()}), &report)?;
+        Ok(Page { passed: report.failed == 0, ..Page::new(document, lines(&report)) })
     }
 }
 
-/// A bundle that was compiled.
-#[derive(Serialize)]
-pub struct CompiledBundle {
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    bundle: PathBuf,
-    #[serde(flatten)]
-    report: CompileReport,
-}
-
-impl CommandReport for CompiledBundle {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        print(&self.report, ui)
-    }
-
-    fn passed(&self) -> bool {
-        self.report.failed == 0
-    }
-}
-
-fn print(report: &CompileReport, ui: &Ui) -> io::Result<()> {
-    let CompileReport { compiled, already_compiled, compiled_again, failed, .. } = report;
-    if report.of_other_systems > 0 {
-        ui.line(format!("{} were compiled for another system or chip", report.of_other_systems))?;
+fn lines(report: &CompileReport) -> Vec<String> {
+    let CompileReport { compiled, already_compiled, compiled_again, of_other_systems, failed, .. } = report;
+    let mut lines = Vec::new();
+    if *of_other_systems > 0 {
+        lines.push(format!("{of_other_systems} were compiled for another system or chip"));
     }
     let number = |s: Option<f64>| s.map_or_else(String::new, |s| format!("{s:.1}"));
     let rows = report.packages.iter().filter(|p| p.seconds.is_some()).map(|p| {
@@ -85,11 +67,13 @@ fn print(report: &CompileReport, ui: &Ui) -> io::Result<()> {
         vec![p.package.clone(), bytes(p.package_bytes), compiled, number(p.seconds), number(load)]
     });
     if *compiled > 0 {
-        Table::new(&["package", "bytes", "compiled", "compile s", "load s"]).with_rows(rows).print(ui)?;
+        let table = Table::new(&["package", "bytes", "compiled", "compile s", "load s"]);
+        lines.extend(table.with_rows(rows).lines());
     }
     let again =
         if *compiled_again > 0 { format!(" ({compiled_again} again, after -14)") } else { String::new() };
-    let line =
-        format!("{compiled} packages compiled{again}, {already_compiled} were already, {failed} failed");
-    ui.line(line)
+    lines.push(format!(
+        "{compiled} packages compiled{again}, {already_compiled} were already, {failed} failed"
+    ));
+    lines
 }

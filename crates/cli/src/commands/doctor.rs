@@ -1,6 +1,6 @@
 //! `anemoe doctor`
 
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, CommandReport, Page};
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;
@@ -9,7 +9,8 @@ use anemoe_io::{Error, free_memory, proc_bytes};
 use anemoe_kernels::{Isa, Pool, measure_bandwidth};
 use anemoe_mac::{CacheUse, is_folder, list_caches};
 use serde::Serialize;
-use std::io::{self, BufRead, IsTerminal};
+use serde_json::json;
+use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
 /// Bytes that are read to measure bandwidth, if four times as many are free.
@@ -42,60 +43,10 @@ pub struct Args {
     only: Vec<String>,
 }
 
-/// Findings of the command.
-#[derive(Serialize)]
-pub struct DoctorFindings {
-    version: &'static str,
-    machine: Machine,
-    memory_free_bytes: Option<u64>,
-    /// Instruction sets that kernels can use here, the best last.
-    instructions: Vec<&'static str>,
-    /// Features of the processor that matter to the kernels.
-    cpu_features: Vec<&'static str>,
-    threads: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    read_gb_s: Option<f64>,
-    huge_pages: HugePages,
-    core_ml: CoreMlFacts,
-    disks: Vec<DiskRoom>,
-    caches: Vec<CacheUse>,
-    /// Advice.
-    advice: Vec<String>,
-    /// Names of caches that were deleted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    deleted: Option<Vec<String>>,
-}
-
-/// Huge pages, on Linux.
-#[derive(Serialize)]
-struct HugePages {
-    /// `always`, `madvise` or `never`.
-    transparent: Option<String>,
-    /// Bytes in use by all programs.
-    in_use_bytes: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct CoreMlFacts {
-    available: bool,
-    /// Build of the system and chip, by which compiled models are kept.
-    system: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why_not: Option<String>,
-}
-
-#[derive(Serialize)]
-struct DiskRoom {
-    what: &'static str,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    path: PathBuf,
-    free_bytes: Option<u64>,
-}
-
 impl Command for Args {
-    type Report = DoctorFindings;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<DoctorFindings> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let caches = all_caches();
         for name in &self.only {
             let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
@@ -111,48 +62,91 @@ impl Command for Args {
                 "--clean asks before it deletes, and standard input is no terminal: nothing was deleted; --yes answers for you"
             );
         }
-        let mut found = look(caches, self.quick || self.clean);
+        let mut found = look(&caches, self.quick || self.clean);
         if self.clean {
             // What is asked about is shown first.
             found.print(ui)?;
-            found.deleted = Some(clean(&found.caches, &self)?);
+            found.lines.clear();
+            found.document["deleted"] = json!(clean(&caches, &self)?);
         }
         Ok(found)
     }
 }
 
-fn look(caches: Vec<CacheUse>, quick: bool) -> DoctorFindings {
-    let core_ml = match anemoe_coreml::available() {
-        Ok(()) => CoreMlFacts { available: true, system: anemoe_coreml::this_system(), why_not: None },
-        Err(e) => CoreMlFacts { available: false, system: None, why_not: Some(e.to_string()) },
-    };
+fn look(caches: &[CacheUse], quick: bool) -> Page {
     let free = free_memory();
     let pool = Pool::global();
     let size = if free.is_some_and(|f| f < 4 * MEMORY as u64) { LITTLE_MEMORY } else { MEMORY };
-    let disk = |what, path: PathBuf| DiskRoom { what, free_bytes: free_space(&path).ok(), path };
-    let mut disks =
-        vec![disk("this folder", PathBuf::from(".")), disk("temporary files", std::env::temp_dir())];
-    disks.extend(cache_folder().map(|folder| disk("caches", folder)));
-    let mut found = DoctorFindings {
-        version: env!("CARGO_PKG_VERSION"),
-        machine: Machine::here(),
-        memory_free_bytes: free,
-        instructions: Isa::available().map(Isa::name).collect(),
-        cpu_features: features(),
-        threads: pool.threads(),
-        read_gb_s: (!quick).then(|| measure_bandwidth(pool, size, PASSES)),
-        huge_pages: huge_pages(),
-        core_ml,
-        disks,
-        caches,
-        advice: Vec::new(),
-        deleted: None,
+    let mut disks = vec![("this folder", PathBuf::from(".")), ("temporary files", std::env::temp_dir())];
+    disks.extend(cache_folder().map(|folder| ("caches", folder)));
+    let disks: Vec<DiskRoom> = disks
+        .into_iter()
+        .map(|(what, path)| DiskRoom { what, free_bytes: free_space(&path).ok(), path })
+        .collect();
+    let read_gb_s = (!quick).then(|| measure_bandwidth(pool, size, PASSES));
+    // The setting is the word in brackets: `always [madvise] never`.
+    let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_string());
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let (transparent, in_use) = (setting.ok().and_then(chosen), proc_bytes("/proc/meminfo", "AnonHugePages"));
+    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
+    let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
+    let (core_ml_line, core_ml) = match anemoe_coreml::available() {
+        Ok(()) => {
+            // The build of the system and the chip, by which compiled models are kept.
+            let system = anemoe_coreml::this_system();
+            let line = format!("there; compiled models are kept for {}", known(&system));
+            (line, json!({"available": true, "system": system}))
+        }
+        Err(e) => (e.to_string(), json!({"available": false, "system": null, "why_not": e.to_string()})),
     };
-    found.advice = advice(&found);
-    found
+    // The best instruction set is the last one.
+    let instructions: Vec<&str> = Isa::available().map(Isa::name).collect();
+    let (version, m, threads, features) =
+        (env!("CARGO_PKG_VERSION"), Machine::here(), pool.threads(), features());
+    let advice = advice(transparent.as_deref(), &disks, caches);
+    let rate = read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
+    let mut lines = vec![
+        format!("anemoe      {version}"),
+        format!("system      {}, {}", known(&m.os), known(&m.arch)),
+        format!("chip        {}, {threads} threads", known(&m.cpu)),
+        format!("kernels     {}; {}", instructions.join(", "), features.join(" ")),
+        format!("memory      {}, {} free{rate}", amount(m.memory_bytes), amount(free)),
+    ];
+    lines.extend(transparent.iter().map(|how| format!("huge pages  {how}, {} in use", amount(in_use))));
+    lines.push(format!("Core ML     {core_ml_line}"));
+    lines.extend(disks.iter().map(|DiskRoom { what, path, free_bytes }| {
+        format!("disk        {what}: {} free ({})", amount(*free_bytes), path.display())
+    }));
+    if !caches.is_empty() {
+        lines.push(String::new());
+        let row = |c: &CacheUse| {
+            vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), c.path.display().to_string()]
+        };
+        let table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
+        lines.extend(table.with_rows(caches.iter().map(row)).lines());
+    }
+    lines.extend(advice.iter().map(|a| format!("note: {a}")));
+    let mut document = json!({
+        "version": version, "machine": m, "memory_free_bytes": free, "instructions": instructions, "cpu_features": features,
+        "threads": threads, "read_gb_s": read_gb_s, "huge_pages": {"transparent": transparent, "in_use_bytes": in_use},
+        "core_ml": core_ml, "disks": disks, "caches": caches, "advice": advice,
+    });
+    if let Some(all) = document.as_object_mut().filter(|_| quick) {
+        all.shift_remove("read_gb_s");
+    }
+    Page::new(document, lines)
 }
 
-fn advice(found: &DoctorFindings) -> Vec<String> {
+/// Room on a disk.
+#[derive(Serialize)]
+struct DiskRoom {
+    what: &'static str,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    path: PathBuf,
+    free_bytes: Option<u64>,
+}
+
+fn advice(huge_pages: Option<&str>, disks: &[DiskRoom], caches: &[CacheUse]) -> Vec<String> {
     let mut all = Vec::new();
     if Isa::best() == Isa::Scalar {
         all.push("the kernels find no vector instructions that they know: everything is slow".into());
@@ -160,17 +154,17 @@ fn advice(found: &DoctorFindings) -> Vec<String> {
     if std::env::var_os("ANEMOE_CPU").is_some() {
         all.push("ANEMOE_CPU limits the instructions of the kernels".into());
     }
-    if found.huge_pages.transparent.as_deref() == Some("never") {
+    if huge_pages == Some("never") {
         all.push(
             "huge pages are off: large weights are read faster with them (/sys/kernel/mm/transparent_hugepage/enabled)"
                 .into(),
         );
     }
-    for disk in found.disks.iter().filter(|d| d.free_bytes.is_some_and(|n| n < LITTLE_ROOM)) {
+    for disk in disks.iter().filter(|d| d.free_bytes.is_some_and(|n| n < LITTLE_ROOM)) {
         let free = bytes(disk.free_bytes.unwrap_or(0));
         all.push(format!("{} ({}): {free} are left; large models need more", disk.what, disk.path.display()));
     }
-    let stale: Vec<&CacheUse> = found.caches.iter().filter(|cache| cache.is_stale()).collect();
+    let stale: Vec<&CacheUse> = caches.iter().filter(|cache| cache.is_stale()).collect();
     if !stale.is_empty() {
         let sum = stale.iter().map(|c| c.bytes).sum();
         all.push(format!(
@@ -204,16 +198,6 @@ fn features() -> Vec<&'static str> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn features() -> Vec<&'static str> {
     Vec::new()
-}
-
-fn huge_pages() -> HugePages {
-    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    // The setting is the word in brackets: `always [madvise] never`.
-    let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_string());
-    HugePages {
-        transparent: setting.ok().and_then(chosen),
-        in_use_bytes: proc_bytes("/proc/meminfo", "AnonHugePages"),
-    }
 }
 
 /// Lists the caches that are this program's or Core ML's, and that of checkpoints.
@@ -255,47 +239,4 @@ fn clean(caches: &[CacheUse], args: &Args) -> anyhow::Result<Vec<String>> {
         message("nothing was deleted");
     }
     Ok(deleted)
-}
-
-impl CommandReport for DoctorFindings {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        if self.deleted.is_some() {
-            return Ok(());
-        }
-        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
-        let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
-        let m = &self.machine;
-        ui.line(format!("anemoe      {}", self.version))?;
-        ui.line(format!("system      {}, {}", known(&m.os), known(&m.arch)))?;
-        ui.line(format!("chip        {}, {} threads", known(&m.cpu), self.threads))?;
-        ui.line(format!("kernels     {}; {}", self.instructions.join(", "), self.cpu_features.join(" ")))?;
-        let free = amount(self.memory_free_bytes);
-        let rate = self.read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
-        ui.line(format!("memory      {}, {free} free{rate}", amount(m.memory_bytes)))?;
-        if let Some(transparent) = &self.huge_pages.transparent {
-            ui.line(format!("huge pages  {transparent}, {} in use", amount(self.huge_pages.in_use_bytes)))?;
-        }
-        let core_ml = match (&self.core_ml.system, &self.core_ml.why_not) {
-            (_, Some(why)) => why.clone(),
-            (system, None) => format!("there; compiled models are kept for {}", known(system)),
-        };
-        ui.line(format!("Core ML     {core_ml}"))?;
-        for disk in &self.disks {
-            ui.line(format!(
-                "disk        {}: {} free ({})",
-                disk.what,
-                amount(disk.free_bytes),
-                disk.path.display()
-            ))?;
-        }
-        if !self.caches.is_empty() {
-            ui.line("")?;
-            let row = |c: &CacheUse| {
-                vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), c.path.display().to_string()]
-            };
-            let headings = ["cache", "size", "owner", "path"];
-            Table::ending_in_text(&headings).with_rows(self.caches.iter().map(row)).print(ui)?;
-        }
-        self.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))
-    }
 }

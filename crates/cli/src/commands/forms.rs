@@ -2,15 +2,14 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
-use anemoe_convert::form_ladder::{LadderModel, OwnForm, Rung, Sighting, ladder};
+use anemoe_convert::form_ladder::{LadderModel, OwnForm, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
@@ -30,9 +29,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = FormsReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<FormsReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let (model, bundle) = match PathKind::at(&locate(&self.path, Extent::Headers)?.path) {
             PathKind::Bundle => {
                 anyhow::ensure!(
@@ -54,41 +53,29 @@ impl Command for Args {
                 (LadderModel::of(&family, options.context(family.sizes().positions)?), None)
             }
         };
-        Ok(FormsReport { forms: ladder(model)?, bundle })
-    }
-}
-
-/// Forms of a model, and that of the bundle.
-#[derive(Serialize)]
-pub struct FormsReport {
-    forms: Vec<Rung>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bundle: Option<OwnForm>,
-}
-
-impl CommandReport for FormsReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        if let Some(own) = &self.bundle {
-            ui.line(format!("this bundle: {}\n", own.text()))?;
+        let forms = ladder(model)?;
+        let mut lines = Vec::new();
+        lines.extend(bundle.iter().map(|own| format!("this bundle: {}\n", own.text())));
+        for rung in &forms {
+            let is_own = bundle.as_ref().is_some_and(|own| own.is(rung));
+            lines.push(format!("{}{}", rung.name, if is_own { " (this bundle's)" } else { "" }));
+            if !rung.build_args.is_empty() {
+                lines.push(format!("  build with {}", rung.build_args.join(" ")));
+            }
+            for (sign, sightings) in [("for", &rung.speaks_for), ("against", &rung.against)] {
+                lines.extend(
+                    sightings.iter().map(|Sighting { seen, chip, source }| {
+                        format!("  {sign}: {seen} ({chip}) [{source}]")
+                    }),
+                );
+            }
+            lines.push(String::new());
         }
-        for rung in &self.forms {
-            let is_own = self.bundle.as_ref().is_some_and(|own| own.is(rung));
-            let mark = if is_own { " (this bundle's)" } else { "" };
-            ui.line(format!("{}{mark}", rung.name))?;
-            print(rung, ui)?;
+        lines.push("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md".into());
+        let mut document = json!({"forms": forms});
+        if let Some(own) = bundle {
+            document["bundle"] = json!(own);
         }
-        ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")
+        Ok(Page::new(document, lines))
     }
-}
-
-fn print(rung: &Rung, ui: &Ui) -> io::Result<()> {
-    if !rung.build_args.is_empty() {
-        ui.line(format!("  build with {}", rung.build_args.join(" ")))?;
-    }
-    for (sign, sightings) in [("for", &rung.speaks_for), ("against", &rung.against)] {
-        for Sighting { seen, chip, source } in sightings {
-            ui.line(format!("  {sign}: {seen} ({chip}) [{source}]"))?;
-        }
-    }
-    ui.line("")
 }

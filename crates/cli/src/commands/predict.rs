@@ -1,16 +1,14 @@
 //! `anemoe predict`
 
 use crate::args::executor::precision;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::target::expect_package;
 use crate::ui::Ui;
 use anemoe_runtime::cpu::Precision;
 use anemoe_runtime::predict::{InputFile, Prediction, StepResults};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Most classes that are printed; `--json` has all.
@@ -44,9 +42,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = PredictReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<PredictReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         expect_package(&self.package)?;
         let prediction = Prediction {
             package: self.package,
@@ -64,56 +62,30 @@ impl Command for Args {
         let is_said = |step: &StepResults| {
             step.path.is_some() || step.classes.is_some() || prediction.outputs.is_none()
         };
-        let outputs = steps.filter(|(_, step)| is_said(step)).map(|(i, step)| StepReport::of(i, step));
-        Ok(PredictReport { steps: prediction.inputs.len(), outputs: outputs.collect() })
+        let mut lines = Vec::new();
+        let outputs = steps.filter(|(_, step)| is_said(step)).map(|(i, step)| output(i, step, &mut lines));
+        let outputs: Vec<Value> = outputs.collect();
+        Ok(Page::new(json!({"steps": prediction.inputs.len(), "outputs": outputs}), lines))
     }
 }
 
-/// Outputs of the steps.
-#[derive(Serialize)]
-pub struct PredictReport {
-    /// Number of steps.
-    steps: usize,
-    outputs: Vec<StepReport>,
-}
-
-#[derive(Serialize)]
-struct StepReport {
-    path: Option<String>,
-    /// Shapes by name.
-    arrays: BTreeMap<String, Vec<usize>>,
-    /// Outputs of a classifier, as the package names them: the label, and the probabilities by label.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    classes: Option<Map<String, Value>>,
-    #[serde(skip)]
-    shown: Vec<String>,
-}
-
-impl StepReport {
-    fn of(i: usize, step: StepResults) -> StepReport {
-        let path = step.path.as_ref().map(|p| p.display().to_string());
-        let list: Vec<String> = step.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
-        let name = path.clone().unwrap_or_else(|| format!("step {i}"));
-        let mut shown = vec![format!("{name}: {}", list.join(", "))];
-        let classes = step.classes.map(|classes| {
-            let most: Vec<String> = classes
-                .ranked
-                .iter()
-                .take(PRINTED_CLASSES)
-                .map(|(label, probability)| format!("{label} {probability:.4}"))
-                .collect();
-            shown.push(format!("  {}: {}", classes.label, most.join(", ")));
-            let all: Map<String, Value> =
-                classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
-            let first = classes.ranked.first().map(|(label, _)| label);
-            [(classes.label, json!(first)), (classes.probabilities, all.into())].into_iter().collect()
-        });
-        StepReport { path, arrays: step.arrays.into_iter().collect(), classes, shown }
+/// Makes the document of a step's outputs, and adds their lines: shapes by name, and the outputs of a classifier, as the
+/// package names them.
+fn output(i: usize, step: StepResults, lines: &mut Vec<String>) -> Value {
+    let path = step.path.as_ref().map(|p| p.display().to_string());
+    let list: Vec<String> = step.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+    let name = path.clone().unwrap_or_else(|| format!("step {i}"));
+    lines.push(format!("{name}: {}", list.join(", ")));
+    let arrays: BTreeMap<String, Vec<usize>> = step.arrays.into_iter().collect();
+    let mut document = json!({"path": path, "arrays": arrays});
+    if let Some(classes) = step.classes {
+        let most = classes.ranked.iter().take(PRINTED_CLASSES);
+        let most: Vec<String> = most.map(|(label, p)| format!("{label} {p:.4}")).collect();
+        lines.push(format!("  {}: {}", classes.label, most.join(", ")));
+        let all: Map<String, Value> =
+            classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
+        let first = classes.ranked.first().map(|(label, _)| label);
+        document["classes"] = json!({classes.label: first, classes.probabilities: all});
     }
-}
-
-impl CommandReport for PredictReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        self.outputs.iter().flat_map(|step| &step.shown).try_for_each(|line| ui.line(line))
-    }
+    document
 }

@@ -1,13 +1,12 @@
 //! `anemoe pull`
 
 use crate::args::store_args::{OpenStore, StoreArgs, transfer_bar};
-use crate::command::{Command, Page};
+use crate::command::{Command, Page, extended};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, Chain, Error};
 use anemoe_convert::build::{BundleFiles, bundle_files};
-use anemoe_gates::facts;
 use anemoe_gates::integrity::{self, Hashes};
 use anemoe_hub::{BundleManifest, bring_bundle, bundle_names, read_manifest};
 use serde_json::json;
@@ -89,9 +88,8 @@ impl Command for Args {
             ui::bytes(rate as u64),
             ui::bytes(brought.bytes_there)
         );
-        let mut document = json!({"store": store.shown, "name": store.name, "bundle": bundle});
-        document.as_object_mut().into_iter().for_each(|all| all.extend(facts::of(json!(brought))));
-        Ok(Page::new(document, [line]))
+        let document = json!({"store": store.shown, "name": store.name, "bundle": bundle});
+        Ok(Page::new(extended(document, &brought)?, [line]))
     }
 }
 

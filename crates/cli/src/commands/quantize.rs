@@ -1,7 +1,7 @@
 //! `anemoe quantize`
 
 use crate::args::numbers::choice;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::ui::{self, Ui};
 use anemoe_convert::one_tensor::{CompressedTensor, SystemTarget, TensorJob, WeightOp};
@@ -9,8 +9,7 @@ use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
 use anemoe_convert::tensor_file::{LoadedTensor, file_and_tensor, read_channel_importance};
 use anyhow::bail;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -52,9 +51,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = QuantizeReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<QuantizeReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         if self.group_size == 0 || self.block_size == 0 {
             bail!("--group-size and --block-size must be at least 1");
         }
@@ -94,92 +93,50 @@ impl Command for Args {
             done.write(&loaded.shape, out, self.target)?;
         }
         let times = [read, started.elapsed()].map(|t| t.as_secs_f64());
-        QuantizeReport::new(&self, &loaded, &done, times)
+        page(&self, &loaded, &done, times)
     }
 }
 
-/// Costs and savings of the compression.
-#[derive(Serialize)]
-pub struct QuantizeReport {
-    tensor: String,
-    shape: Vec<usize>,
-    quant: String,
-    exact: bool,
-    weights: u64,
-    seconds: f64,
-    weights_per_s: f64,
-    read_s: f64,
-    write_s: f64,
-    mse: f64,
-    relative_mse: f64,
-    cosine: f64,
-    max_error: f64,
-    /// Relative output error, inputs weighted by their importance, if it is given.
-    output_error: Option<f64>,
-    bytes: u64,
-    bits_per_weight: f64,
-    note: Option<String>,
-    out: Option<String>,
-}
-
-impl QuantizeReport {
-    fn new(
-        args: &Args,
-        loaded: &LoadedTensor,
-        done: &CompressedTensor,
-        [read_s, write_s]: [f64; 2],
-    ) -> anyhow::Result<QuantizeReport> {
-        // Compared with the values of the file: weights in f32 were rounded to fp16 before they were compressed.
-        let mut own = Metrics::default();
-        let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
-        own.add(&loaded.values, &decoded, None);
-        let (weights, seconds) = (loaded.values.len() as u64, done.elapsed.as_secs_f64());
-        let groups = Groups { rows: args.group_size, block: args.block_size };
-        Ok(QuantizeReport {
-            tensor: loaded.name.clone(),
-            shape: loaded.shape.clone(),
-            quant: done.quant.to_string(),
-            exact: args.exact,
-            weights,
-            seconds,
-            weights_per_s: weights as f64 / seconds.max(1e-9),
-            read_s,
-            write_s,
-            mse: own.mse(),
-            relative_mse: own.relative_mse(),
-            cosine: own.cosine(),
-            max_error: own.max_error,
-            output_error: args.importance.as_ref().map(|_| done.side.metrics.output_error()),
-            bytes: done.bytes(),
-            bits_per_weight: done.bytes() as f64 * 8.0 / weights as f64,
-            note: done.quant.differs_from(args.quant, groups).filter(|_| done.spatial == 1),
-            out: args.out.as_ref().map(|p| p.display().to_string()),
-        })
-    }
-}
-
-impl CommandReport for QuantizeReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!("{}  {:?}  {}", self.tensor, self.shape, self.quant))?;
-        if let Some(note) = &self.note {
-            ui.line(format!("note: {note}"))?;
-        }
-        ui.line(format!(
-            "{} weights in {:.3} s, {:.1} million weights/s (reading {:.2} s, writing {:.2} s)",
-            ui::count(self.weights),
-            self.seconds,
-            self.weights_per_s / 1e6,
-            self.read_s,
-            self.write_s
-        ))?;
-        ui.line(format!(
-            "mse {:.6e}, relative {:.6e}, cosine {:.7}, largest error {:.3e}",
-            self.mse, self.relative_mse, self.cosine, self.max_error
-        ))?;
-        if let Some(error) = self.output_error {
-            ui.line(format!("relative output error {error:.6e}, inputs weighted by their importance"))?;
-        }
-        ui.line(format!("{}, {:.3} bits per weight", ui::bytes(self.bytes), self.bits_per_weight))?;
-        self.out.iter().try_for_each(|out| ui.line(format!("written to {out}")))
-    }
+/// Shows costs and savings of the compression.
+fn page(
+    args: &Args,
+    loaded: &LoadedTensor,
+    done: &CompressedTensor,
+    [read_s, write_s]: [f64; 2],
+) -> anyhow::Result<Page> {
+    // Compared with the values of the file: weights in f32 were rounded to fp16 before they were compressed.
+    let mut own = Metrics::default();
+    let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
+    own.add(&loaded.values, &decoded, None);
+    let (mse, relative_mse, cosine, max_error) = (own.mse(), own.relative_mse(), own.cosine(), own.max_error);
+    let (weights, seconds) = (loaded.values.len() as u64, done.elapsed.as_secs_f64());
+    let weights_per_s = weights as f64 / seconds.max(1e-9);
+    let bytes = done.bytes();
+    let bits_per_weight = bytes as f64 * 8.0 / weights as f64;
+    // Relative, with inputs weighted by their importance.
+    let output_error = args.importance.as_ref().map(|_| done.side.metrics.output_error());
+    let groups = Groups { rows: args.group_size, block: args.block_size };
+    let note = done.quant.differs_from(args.quant, groups).filter(|_| done.spatial == 1);
+    let (quant, out) = (done.quant.to_string(), args.out.as_ref().map(|p| p.display().to_string()));
+    let mut lines = vec![format!("{}  {:?}  {quant}", loaded.name, loaded.shape)];
+    lines.extend(note.iter().map(|note| format!("note: {note}")));
+    lines.push(format!(
+        "{} weights in {seconds:.3} s, {:.1} million weights/s (reading {read_s:.2} s, writing {write_s:.2} s)",
+        ui::count(weights),
+        weights_per_s / 1e6
+    ));
+    lines.push(format!(
+        "mse {mse:.6e}, relative {relative_mse:.6e}, cosine {cosine:.7}, largest error {max_error:.3e}"
+    ));
+    let weighted = |e: f64| format!("relative output error {e:.6e}, inputs weighted by their importance");
+    lines.extend(output_error.map(weighted));
+    lines.push(format!("{}, {bits_per_weight:.3} bits per weight", ui::bytes(bytes)));
+    lines.extend(out.iter().map(|out| format!("written to {out}")));
+    let document = json!({
+        "tensor": loaded.name, "shape": loaded.shape, "quant": quant, "exact": args.exact, "weights": weights,
+        "seconds": seconds, "weights_per_s": weights_per_s, "read_s": read_s, "write_s": write_s, "mse": mse,
+        "relative_mse": relative_mse, "cosine": cosine, "max_error": max_error, "output_error": output_error,
+        "bytes": bytes, "bits_per_weight": bits_per_weight, "note": note, "out": out,
+    });
+    Ok(Page::new(document, lines))
 }

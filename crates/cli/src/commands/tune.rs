@@ -3,15 +3,15 @@
 use crate::args::planning::{PlanArgs, PlanUse, QuantChoice, plan_checkpoint};
 use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended};
 use crate::files::Overwrite;
 use crate::ui::{Table, Ui};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_io::Error;
-use anemoe_mac::{FormChoice, TuneReport, Tuner};
-use serde::Serialize;
-use std::io::{self, Write};
+use anemoe_mac::{FormChoice, Tuner};
+use serde_json::json;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Find the form of shards that the Neural Engine of this Mac takes.
@@ -52,9 +52,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = TunedForms;
+    type Report = Page;
 
-    fn run(mut self, ui: &Ui) -> anyhow::Result<TunedForms> {
+    fn run(mut self, ui: &Ui) -> anyhow::Result<Page> {
         anemoe_coreml::available()?;
         let output = self.overwrite.output(&self.out)?;
         anyhow::ensure!(
@@ -77,34 +77,15 @@ impl Command for Args {
         let report = tuner.run(&self.sorts, &BarListener::new(ui))?;
         let text = report.forms_file();
         output.write(|file| file.write_all(text.as_bytes())).map_err(|e| Error::io(&self.out, e))?;
-        Ok(TunedForms { out: self.out, work, report })
+        let [out, work] = [self.out, work].map(|path| path.display().to_string());
+        let mut lines: Vec<String> = report.sorts.iter().flat_map(lines).collect();
+        lines.push(format!("{out}: for anemoe build --forms; trials stay in {work}"));
+        let document = extended(json!({"out": out, "work": work}), &report)?;
+        Ok(Page { passed: report.faults.is_empty(), ..Page::new(document, lines) })
     }
 }
 
-/// The forms that a Mac takes.
-#[derive(Serialize)]
-pub struct TunedForms {
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    out: PathBuf,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    work: PathBuf,
-    #[serde(flatten)]
-    report: TuneReport,
-}
-
-impl CommandReport for TunedForms {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        self.report.sorts.iter().try_for_each(|choice| print(choice, ui))?;
-        let (out, work) = (self.out.display(), self.work.display());
-        ui.line(format!("{out}: for anemoe build --forms; trials stay in {work}"))
-    }
-
-    fn passed(&self) -> bool {
-        self.report.faults.is_empty()
-    }
-}
-
-fn print(choice: &FormChoice, ui: &Ui) -> io::Result<()> {
+fn lines(choice: &FormChoice) -> Vec<String> {
     let mut table =
         Table::ending_in_text(&["form", "tokens", "ANE ops", "elsewhere", "none", "us a call", "cosine", ""]);
     for t in &choice.trials {
@@ -120,7 +101,8 @@ fn print(choice: &FormChoice, ui: &Ui) -> io::Result<()> {
             table.row(vec![form, judged.tokens.to_string(), ane, elsewhere, none, us, cosine, mark]);
         }
     }
-    ui.line(format!("{} ({})", choice.sort.name(), choice.shard))?;
-    table.print(ui)?;
-    ui.line(format!("{}: {}\n", choice.chosen.as_deref().unwrap_or("none"), choice.reason))
+    let mut lines = vec![format!("{} ({})", choice.sort.name(), choice.shard)];
+    lines.extend(table.lines());
+    lines.push(format!("{}: {}\n", choice.chosen.as_deref().unwrap_or("none"), choice.reason));
+    lines
 }

@@ -8,7 +8,7 @@ mod typed_ahead;
 use crate::args::model_args::ModelArgs;
 use crate::args::numbers::{at_least_one, choice};
 use crate::args::reasoning::ReasoningArgs;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::error_report::{PartialDocument, sentence};
 use crate::signals;
 use crate::target::expect_bundle;
@@ -21,8 +21,6 @@ use anemoe_text::chat::{ChatTemplate, History, Overflow};
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
-use serde::Serialize;
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -66,9 +64,9 @@ pub struct Args {
 const MAX_NEW: usize = 1024;
 
 impl Command for Args {
-    type Report = Conversation;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<Conversation> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         self.run.check()?;
         expect_bundle(&self.bundle)?;
         if let Some(path) = &self.session {
@@ -135,17 +133,8 @@ impl Command for Args {
         // An error's document for programs has the answers that were given.
         let document = talk.document(&sampling.document());
         talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
-        Ok(Conversation(document))
-    }
-}
-
-/// The document of a conversation, which was printed as it went.
-#[derive(Serialize)]
-pub struct Conversation(serde_json::Value);
-
-impl CommandReport for Conversation {
-    fn print(&self, _: &Ui) -> io::Result<()> {
-        Ok(())
+        // The conversation was printed as it went.
+        Ok(Page::new(document, [""; 0]))
     }
 }
 

@@ -4,16 +4,14 @@ mod page;
 mod report_sections;
 
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::files::Overwrite;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
-use anemoe_gates::bundle_report::{BundleReport, bundle_report};
+use anemoe_gates::bundle_report::bundle_report;
 use anemoe_io::Error;
-use report_sections::ReportSection;
-use serde::Serialize;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Show everything that a bundle records of itself, as one page or for a terminal.
@@ -44,9 +42,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = ShownReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<ShownReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         for bundle in std::iter::once(&self.bundle).chain(&self.against) {
             expect_bundle(bundle)?;
         }
@@ -58,45 +56,22 @@ impl Command for Args {
         let report = bundle_report(&self.bundle, &chain, &others, || bar.inc(1))?;
         drop(bar);
         let sections = report_sections::sections(&report, &self.bundle);
-        let is_printed = self.text || output.is_none();
-        let mut written = None;
+        let mut lines = Vec::new();
+        if self.text || output.is_none() {
+            lines.push(report.name.clone());
+            for s in sections.iter().filter(|s| !s.is_long) {
+                lines.push(format!("\n{}: {}", s.title, s.note));
+                lines.extend(s.missing.iter().map(|command| format!("nothing is recorded; {command}")));
+                lines
+                    .extend(Some(s.table.lines()).filter(|_| s.table.rows().len() > 1).into_iter().flatten());
+            }
+        }
         if let Some(output) = output {
             let page = page::page(&report, &sections)?;
             output.write(|file| file.write_all(page.as_bytes())).map_err(|e| Error::io(output.path(), e))?;
             let (path, packages) = (output.path().display(), report.shards.len());
-            written = Some(format!("{path}: {packages} packages, {} kB", page.len() / 1000));
+            lines.push(format!("{path}: {packages} packages, {} kB", page.len() / 1000));
         }
-        Ok(ShownReport { report, sections: Some(sections).filter(|_| is_printed), written })
-    }
-}
-
-/// Report of a bundle, and how it is shown.
-#[derive(Serialize)]
-#[serde(transparent)]
-pub struct ShownReport {
-    report: BundleReport,
-    /// Parts that a terminal shows, if it is to.
-    #[serde(skip)]
-    sections: Option<Vec<ReportSection>>,
-    /// Line about the page that was written.
-    #[serde(skip)]
-    written: Option<String>,
-}
-
-impl CommandReport for ShownReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        if let Some(sections) = &self.sections {
-            ui.line(&self.report.name)?;
-            for s in sections.iter().filter(|s| !s.is_long) {
-                ui.line(format!("\n{}: {}", s.title, s.note))?;
-                if let Some(command) = &s.missing {
-                    ui.line(format!("nothing is recorded; {command}"))?;
-                }
-                if s.table.rows().len() > 1 {
-                    s.table.print(ui)?;
-                }
-            }
-        }
-        self.written.iter().try_for_each(|written| ui.line(written))
+        Ok(Page::new(serde_json::to_value(report)?, lines))
     }
 }
