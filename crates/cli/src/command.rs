@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! arguments --Command::run--> report --Serialize--------------> the document of --json
-//!                                    --CommandReport::print---> lines for people
+//!                                    --CommandReport::show----> lines for people
 //!                                    --CommandReport::passed--> exit status
 //! ```
 
@@ -25,8 +25,13 @@ pub trait Command {
 
 /// Report of a command.
 pub trait CommandReport: Serialize {
+    /// Adds the lines for people.
+    fn show(&self, out: &mut Vec<String>);
+
     /// Prints the report for people.
-    fn print(&self, ui: &Ui) -> io::Result<()>;
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.lines(|lines| self.show(lines))
+    }
 
     /// Tells whether the gate of the command passed, if it has one.
     fn passed(&self) -> bool {
@@ -61,17 +66,22 @@ impl Page {
     }
 }
 
+/// Converts a document to a value by way of its text, in which a number of 32 bits keeps its digits.
+pub fn to_value(document: &impl Serialize) -> serde_json::Result<Value> {
+    serde_json::from_slice(&serde_json::to_vec(document)?)
+}
+
 /// Adds the keys of another document to a document.
 pub fn extended(mut document: Value, more: &impl Serialize) -> serde_json::Result<Value> {
-    if let (Some(all), Value::Object(more)) = (document.as_object_mut(), serde_json::to_value(more)?) {
+    if let (Some(all), Value::Object(more)) = (document.as_object_mut(), to_value(more)?) {
         all.extend(more);
     }
     Ok(document)
 }
 
 impl CommandReport for Page {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        self.lines.iter().try_for_each(|line| ui.line(line))
+    fn show(&self, out: &mut Vec<String>) {
+        out.extend_from_slice(&self.lines);
     }
 
     fn passed(&self) -> bool {

@@ -35,6 +35,13 @@ impl Ui {
         writeln!(io::stdout(), "{}", printable(text.as_ref())).map_err(name_stdout)
     }
 
+    /// Prints the lines that `show` adds.
+    pub fn lines(&self, show: impl FnOnce(&mut Vec<String>)) -> io::Result<()> {
+        let mut lines = Vec::new();
+        show(&mut lines);
+        lines.iter().try_for_each(|line| self.line(line))
+    }
+
     /// Prints part of a line at once.
     pub fn part(&self, text: &str) -> io::Result<()> {
         if self.json {
@@ -245,11 +252,6 @@ impl Table {
     /// Returns the cells, row by row, the headings first.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows
-    }
-
-    /// Prints the table.
-    pub fn print(&self, ui: &Ui) -> io::Result<()> {
-        self.lines().into_iter().try_for_each(|line| ui.line(line))
     }
 
     /// Returns the lines of the table.

@@ -19,7 +19,7 @@ use anemoe_runtime::bench::{BenchOptions, BenchTokens, Speeds};
 use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -253,12 +253,11 @@ impl BenchReport {
 }
 
 impl CommandReport for BenchReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        bench_tables::print(self, ui)?;
+    fn show(&self, out: &mut Vec<String>) {
+        bench_tables::show(self, out);
         if self.lacks_ops {
-            ui.line("operations: only those of fused functions are measured, and none is fused here")?;
+            out.push("operations: only those of fused functions are measured, and none is fused here".into());
         }
-        Ok(())
     }
 
     /// Writes the file after the output was shown, so that a failure does not lose it.

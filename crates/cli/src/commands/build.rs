@@ -15,8 +15,8 @@ use crate::gate_reference::{read_goldens, reference};
 use crate::part_store::{PartPusher, ResumedPart, manifest_part, push_part, resume_part};
 use crate::recorder::{JournalArgs, Recorder};
 use crate::shell::quoted;
-use crate::show::build_report::print;
-use crate::show::plan_table::print_outliers;
+use crate::show::build_report;
+use crate::show::plan_table::show_outliers;
 use crate::signals;
 use crate::ui::{self, Ui};
 use anemoe_bundle::DRAFTER_DIR;
@@ -44,7 +44,6 @@ use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde::de::IgnoredAny;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -182,7 +181,7 @@ impl Command for Args {
             ui.line(format!("note: {note}"))?;
         }
         let outliers = find_outliers(family, &plan, &self.options, ui)?;
-        print_outliers(&outliers, ui)?;
+        ui.lines(|lines| show_outliers(&outliers, lines))?;
         signals::announce_rest();
         let checkpoint = &family.checked_checkpoint().checkpoint;
         let model = &plan.chain.model;
@@ -399,17 +398,17 @@ fn part_name(part: Option<BuildPart>) -> Option<String> {
 }
 
 impl CommandReport for BuildSummary {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        print(&self.gated, &self.bundle, self.golden.as_deref(), self.planned, ui)?;
-        self.push.iter().try_for_each(|push| push.print(ui))?;
-        let Some(BuildPart { index, of }) = self.part.filter(|_| self.gated.pass) else { return Ok(()) };
+    fn show(&self, out: &mut Vec<String>) {
+        build_report::show(&self.gated, &self.bundle, self.golden.as_deref(), self.planned, out);
+        self.push.iter().for_each(|push| push.show(out));
+        let Some(BuildPart { index, of }) = self.part.filter(|_| self.gated.pass) else { return };
         let completes = match &self.push {
             Some(push) => {
                 format!("{} --pull {}", quoted(Path::new(&push.name)), quoted(Path::new(&push.store)))
             }
             None => quoted(&self.bundle),
         };
-        ui.line(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"))
+        out.push(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"));
     }
 
     fn passed(&self) -> bool {

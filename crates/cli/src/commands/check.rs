@@ -6,10 +6,10 @@ use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended, to_value};
 use crate::files::Overwrite;
 use crate::recorder::{JournalArgs, Recorder};
-use crate::show::placement::{Sources, print, print_ops};
+use crate::show::placement::{Sources, show, show_ops};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
@@ -18,11 +18,10 @@ use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Judged, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Rule, Units};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
-use anemoe_mac::{BundleSteps, DeviceFindings};
-use serde::Serialize;
-use std::io;
+use anemoe_mac::BundleSteps;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read, in bytes.
@@ -89,24 +88,22 @@ fn chip(text: &str) -> Result<Chip, String> {
 }
 
 impl Command for Args {
-    type Report = CheckReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<CheckReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         if self.rules {
-            return Ok(CheckReport::Rules {
-                rules: rule_list::all().map(|rule| RuleRow { matches: rule.scope(), rule }).collect(),
-            });
+            return rules();
         }
         if let Some(file) = &self.outcomes {
             return score(file);
         }
-        Ok(CheckReport::Placement(Box::new(self.place(ui)?)))
+        self.place(ui)
     }
 }
 
 impl Args {
     /// Predicts the placement of packages.
-    fn place(&self, ui: &Ui) -> anyhow::Result<Placement> {
+    fn place(&self, ui: &Ui) -> anyhow::Result<Page> {
         let recorder = Recorder::new(&self.journal, "check");
         if self.device {
             anemoe_coreml::available()?;
@@ -145,71 +142,18 @@ impl Args {
         if path.join(CHAIN_FILE).is_file() {
             recorder.gate(&path, report.pass, facts::residency(&report));
         }
-        Ok(Placement { report, asked, lists_ops: self.ops })
-    }
-}
-
-/// Placement of packages, the rules, or how well they do on known outcomes.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum CheckReport {
-    Placement(Box<Placement>),
-    Rules { rules: Vec<RuleRow> },
-    Scores { score: Score, left_out: Score, rows: Vec<Judged> },
-}
-
-/// Placement of packages; a Mac may have been asked for it.
-#[derive(Serialize)]
-pub struct Placement {
-    #[serde(flatten)]
-    pub report: Report,
-    #[serde(flatten)]
-    asked: Option<DeviceFindings>,
-    #[serde(skip)]
-    lists_ops: bool,
-}
-
-/// A rule, as it is shown.
-#[derive(Serialize)]
-pub struct RuleRow {
-    #[serde(flatten)]
-    rule: &'static Rule,
-    matches: String,
-}
-
-impl CheckReport {
-    /// Takes the placement, if packages were checked.
-    pub fn into_placement(self) -> Option<Report> {
-        if let CheckReport::Placement(placement) = self { Some(placement.report) } else { None }
-    }
-}
-
-impl CommandReport for CheckReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            CheckReport::Placement(placement) => placement.print(ui),
-            CheckReport::Rules { rules } => print_rules(rules, ui),
-            CheckReport::Scores { score, left_out, rows } => print_scores(score, left_out, rows, ui),
+        let mut lines = Vec::new();
+        if self.ops {
+            show_ops(&report, &mut lines);
         }
-    }
-
-    fn passed(&self) -> bool {
-        !matches!(self, CheckReport::Placement(placement) if !placement.report.pass)
-    }
-}
-
-impl Placement {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        if self.lists_ops {
-            print_ops(&self.report, ui)?;
+        show(&report, &mut lines);
+        let mut document = to_value(&report)?;
+        if let Some(asked) = &asked {
+            lines.extend(asked.controls.iter().map(|control| control.text()));
+            document = extended(document, asked)?;
         }
-        print(&self.report, ui)?;
-        self.asked.iter().try_for_each(|asked| print_plans(asked, ui))
+        Ok(Page { passed: report.pass, ..Page::new(document, lines) })
     }
-}
-
-fn print_plans(asked: &DeviceFindings, ui: &Ui) -> io::Result<()> {
-    asked.controls.iter().try_for_each(|control| ui.line(control.text()))
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
@@ -230,24 +174,27 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
-fn print_rules(rules: &[RuleRow], ui: &Ui) -> io::Result<()> {
-    let mut sources = Sources::default();
-    for RuleRow { rule: r, matches } in rules {
+fn rules() -> anyhow::Result<Page> {
+    let (mut rows, mut lines, mut sources) = (Vec::new(), Vec::new(), Sources::default());
+    for r in rule_list::all() {
+        let matches = r.scope();
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
-        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;
-        ui.line(format!("    matches: {matches}"))?;
+        lines.push(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text));
+        lines.push(format!("    matches: {matches}"));
         if !r.advice.is_empty() {
-            ui.line(format!("    change: {}", r.advice))?;
+            lines.push(format!("    change: {}", r.advice));
         }
         if !r.evidence.is_empty() {
-            ui.line(format!("    measured: {}", sources.notes(&r.evidence)))?;
+            lines.push(format!("    measured: {}", sources.notes(&r.evidence)));
         }
+        rows.push(extended(to_value(r)?, &json!({"matches": matches}))?);
     }
-    sources.print(ui)
+    sources.show(&mut lines);
+    Ok(Page::new(json!({"rules": rows}), lines))
 }
 
-fn score(file: &Path) -> anyhow::Result<CheckReport> {
+fn score(file: &Path) -> anyhow::Result<Page> {
     let text = match file.to_str() {
         Some("known") => outcomes::KNOWN.to_string(),
         _ => {
@@ -263,25 +210,23 @@ fn score(file: &Path) -> anyhow::Result<CheckReport> {
     let alone = outcomes::leave_out_projects(&rows);
     let score = outcomes::score(rows.iter().zip(&judged));
     let left_out = outcomes::score(rows.iter().zip(&alone));
-    Ok(CheckReport::Scores { score, left_out, rows: judged })
-}
-
-fn print_scores(score: &Score, left_out: &Score, rows: &[Judged], ui: &Ui) -> io::Result<()> {
     let row = |j: &Judged| {
         let mark = j.right.map_or("", |right| if right { "right" } else { "WRONG" });
         let ends = [j.verdict.name().into(), mark.into(), j.rules.join(" "), j.rows.join(" ")];
         [&[j.id.clone(), j.label.clone()], &ends[..]].concat()
     };
     let headings = ["row", "label", "predicted", "", "rules", "measured graphs"];
-    Table::new(&headings).with_rows(rows.iter().map(row)).print(ui)?;
+    let mut lines = Table::new(&headings).with_rows(judged.iter().map(row)).lines();
     let headings = ["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"];
-    let rows = [figures("all", score), figures("all, each project left out", left_out)];
-    ui.line("")?;
-    Table::new(&headings).with_rows(rows).print(ui)?;
-    ui.line(
+    let rows = [figures("all", &score), figures("all, each project left out", &left_out)];
+    lines.push(String::new());
+    lines.extend(Table::new(&headings).with_rows(rows).lines());
+    lines.push(
         "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
-         majority: right when the more frequent answer is always given",
-    )
+         majority: right when the more frequent answer is always given".into(),
+    );
+    let document = json!({"score": score, "left_out": left_out, "rows": judged});
+    Ok(Page::new(document, lines))
 }
 
 fn figures(name: &str, s: &Score) -> Vec<String> {

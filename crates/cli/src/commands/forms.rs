@@ -63,11 +63,9 @@ impl Command for Args {
                 lines.push(format!("  build with {}", rung.build_args.join(" ")));
             }
             for (sign, sightings) in [("for", &rung.speaks_for), ("against", &rung.against)] {
-                lines.extend(
-                    sightings.iter().map(|Sighting { seen, chip, source }| {
-                        format!("  {sign}: {seen} ({chip}) [{source}]")
-                    }),
-                );
+                for Sighting { seen, chip, source } in sightings {
+                    lines.push(format!("  {sign}: {seen} ({chip}) [{source}]"));
+                }
             }
             lines.push(String::new());
         }

@@ -111,6 +111,8 @@ pub struct GenerateReport {
 }
 
 impl CommandReport for GenerateReport {
+    fn show(&self, _: &mut Vec<String>) {}
+
     fn print(&self, _: &Ui) -> io::Result<()> {
         let t = &self.timing;
         ui::message(format!(

@@ -2,7 +2,7 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended, to_value};
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
@@ -10,7 +10,7 @@ use anemoe_convert::inspect::{self, CheckpointReport, PackageContents, TensorRep
 use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
 use anemoe_mlpackage::package::{Package, is_model_name};
-use serde::Serialize;
+use serde_json::json;
 use std::io;
 use std::path::PathBuf;
 
@@ -31,13 +31,14 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = InspectReport;
+    type Report = Page;
 
-    fn run(self, _: &Ui) -> anyhow::Result<InspectReport> {
+    fn run(self, _: &Ui) -> anyhow::Result<Page> {
         let located = locate(&self.path, Extent::Headers)?;
         let path = located.path.as_ref();
         let is_synthetic = path.to_str().is_some_and(anemoe_convert::models::is_synthetic);
-        Ok(match PathKind::at(path) {
+        let mut lines = Vec::new();
+        let document = match PathKind::at(path) {
             PathKind::Nothing if !is_synthetic => {
                 let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
                             hf:OWNER/NAME or synthetic:NAME), a bundle or a .mlpackage";
@@ -47,140 +48,107 @@ impl Command for Args {
             }
             _ if is_model_name(path) => {
                 let package = Package::open(path)?;
-                let text = self.text.then(|| anemoe_mlpackage::mil::text::program(&package.model().program));
-                InspectReport::Package { found: inspect::package(path, &package), text }
+                let found = inspect::package(path, &package);
+                show_package(&found, &mut lines);
+                if self.text {
+                    let program = anemoe_mlpackage::mil::text::program(&package.model().program);
+                    lines.push(format!("\n{program}"));
+                }
+                to_value(&found)?
             }
-            PathKind::Bundle => InspectReport::Bundle(Box::new(BundleContents::of(Chain::read(path)?))),
+            PathKind::Bundle => {
+                let chain = Chain::read(path)?;
+                let bytes = chain.shards.iter().map(|s| s.bytes).sum();
+                show_bundle(&chain, bytes, &mut lines);
+                extended(to_value(&chain)?, &json!({"bytes": bytes}))?
+            }
             place => {
                 if matches!(place, PathKind::Unfinished) {
                     expect_bundle(path)?;
                 }
                 let checkpoint = Reading::default().open_extent(&self.path, Extent::Headers)?;
-                InspectReport::Checkpoint {
-                    found: inspect::checkpoint(checkpoint)?,
-                    lists_tensors: self.tensors,
-                }
+                let found = inspect::checkpoint(checkpoint)?;
+                show_checkpoint(&found, self.tensors, &mut lines);
+                to_value(&found)?
             }
-        })
+        };
+        Ok(Page::new(document, lines))
     }
 }
 
-/// Contents of a checkpoint, a bundle or a package.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum InspectReport {
-    Checkpoint {
-        #[serde(flatten)]
-        found: CheckpointReport,
-        /// True if every tensor is printed.
-        #[serde(skip)]
-        lists_tensors: bool,
-    },
-    Bundle(Box<BundleContents>),
-    Package {
-        #[serde(flatten)]
-        found: PackageContents,
-        /// The program, if it is asked for.
-        #[serde(skip)]
-        text: Option<String>,
-    },
-}
-
-impl CommandReport for InspectReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            InspectReport::Checkpoint { found, lists_tensors } => print_checkpoint(found, *lists_tensors, ui),
-            InspectReport::Bundle(bundle) => bundle.print(ui),
-            InspectReport::Package { found, text } => print_package(found, text.as_ref(), ui),
-        }
-    }
-}
-
-fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<()> {
-    ui.line(format!("{} checkpoint {}", r.family, r.name))?;
+fn show_checkpoint(r: &CheckpointReport, tensors: bool, out: &mut Vec<String>) {
+    out.push(format!("{} checkpoint {}", r.family, r.name));
     for (key, value) in &r.config {
-        ui.line(format!("  {key}: {value}"))?;
+        out.push(format!("  {key}: {value}"));
     }
     let row = |part: &str, tensors: u64, parameters, bytes| {
         vec![part.into(), tensors.to_string(), ui::count(parameters), ui::bytes(bytes)]
     };
     let parts = r.parts.iter().map(|(part, sums)| row(part, sums.tensors, sums.parameters, sums.bytes));
     let total = row("total", r.tensors.len() as u64, r.total_parameters, r.bytes);
-    Table::new(&["part", "tensors", "parameters", "bytes"]).with_rows(parts.chain([total])).print(ui)?;
-    ui.line(format!("{} parameters active per token", ui::count(r.active_parameters)))?;
+    out.extend(
+        Table::new(&["part", "tensors", "parameters", "bytes"]).with_rows(parts.chain([total])).lines(),
+    );
+    out.push(format!("{} parameters active per token", ui::count(r.active_parameters)));
     for remark in &r.remarks {
-        ui.line(format!("note: {remark}"))?;
+        out.push(format!("note: {remark}"));
     }
     if !r.skipped.is_empty() {
-        ui.line(format!("{} tensors of other modalities are skipped", r.skipped.len()))?;
+        out.push(format!("{} tensors of other modalities are skipped", r.skipped.len()));
     }
     if !tensors {
-        return Ok(());
+        return;
     }
     let row =
         |t: &TensorReport| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()];
-    Table::new(&["tensor", "dtype", "shape", "part"]).with_rows(r.tensors.iter().map(row)).print(ui)
+    out.extend(
+        Table::new(&["tensor", "dtype", "shape", "part"]).with_rows(r.tensors.iter().map(row)).lines(),
+    );
 }
 
-/// Contents of a bundle: its contract.
-#[derive(Serialize)]
-pub struct BundleContents {
-    #[serde(flatten)]
-    chain: Chain,
-    /// Bytes of all packages.
-    bytes: u64,
-}
-
-impl BundleContents {
-    fn of(chain: Chain) -> BundleContents {
-        BundleContents { bytes: chain.shards.iter().map(|s| s.bytes).sum(), chain }
+fn show_bundle(chain: &Chain, bytes: u64, out: &mut Vec<String>) {
+    let Chain { family, generator, source, model: m, readings, shards, .. } = chain;
+    out.push(format!("{family} bundle of {source}, by {generator}"));
+    out.push(format!(
+        "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
+        m.vocab_size, m.hidden_size, m.num_layers, m.max_context
+    ));
+    if let Some(drafter) = &chain.drafter {
+        out.push(format!("{drafter} drafts for it"));
     }
-
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        let Chain { family, generator, source, model: m, readings, shards, .. } = &self.chain;
-        ui.line(format!("{family} bundle of {source}, by {generator}"))?;
-        ui.line(format!(
-            "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
-            m.vocab_size, m.hidden_size, m.num_layers, m.max_context
-        ))?;
-        if let Some(drafter) = &self.chain.drafter {
-            ui.line(format!("{drafter} drafts for it"))?;
-        }
-        for (what, how) in readings {
-            ui.line(format!("the checkpoint was read with {what} {how}"))?;
-        }
-        let rows = shards.iter().map(|s| {
-            let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
-            let more =
-                if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
-            let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
-            let [name, kind] = [s.name.as_str(), s.kind.name()].map(str::to_string);
-            let sizes = [ui::count(s.weights), ui::bytes(s.bytes), format!("{:.5}", s.min_weight_cosine)];
-            [&[name, kind, format!("{}{more}", functions.join(" ")), quant.join(", ")], &sizes[..]].concat()
-        });
-        let headings = ["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"];
-        Table::new(&headings).with_rows(rows).print(ui)?;
-        ui.line(format!("{}, {}", ui::counted(shards.len(), "package"), ui::bytes(self.bytes)))
+    for (what, how) in readings {
+        out.push(format!("the checkpoint was read with {what} {how}"));
     }
+    let rows = shards.iter().map(|s| {
+        let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
+        let more =
+            if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
+        let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
+        let [name, kind] = [s.name.as_str(), s.kind.name()].map(str::to_string);
+        let sizes = [ui::count(s.weights), ui::bytes(s.bytes), format!("{:.5}", s.min_weight_cosine)];
+        [&[name, kind, format!("{}{more}", functions.join(" ")), quant.join(", ")], &sizes[..]].concat()
+    });
+    let headings = ["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"];
+    out.extend(Table::new(&headings).with_rows(rows).lines());
+    out.push(format!("{}, {}", ui::counted(shards.len(), "package"), ui::bytes(bytes)));
 }
 
-fn print_package(r: &PackageContents, text: Option<&String>, ui: &Ui) -> io::Result<()> {
-    ui.line(format!(
+fn show_package(r: &PackageContents, out: &mut Vec<String>) {
+    out.push(format!(
         "{}: specification version {}, {}",
         r.path,
         r.specification_version,
         ui::bytes(r.bytes)
-    ))?;
+    ));
     for (name, f) in &r.functions {
         let is_marked = *name == r.default_function && r.functions.len() > 1;
-        ui.line(format!("\nfunction {name}{}, {}", if is_marked { " (default)" } else { "" }, f.opset))?;
+        out.push(format!("\nfunction {name}{}, {}", if is_marked { " (default)" } else { "" }, f.opset));
         for (what, features) in [("input", &f.inputs), ("output", &f.outputs), ("state", &f.states)] {
             for feature in features {
-                ui.line(format!("  {what:6} {} {}", feature.name, feature.shown))?;
+                out.push(format!("  {what:6} {} {}", feature.name, feature.shown));
             }
         }
         let ops: Vec<String> = f.ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
-        ui.line(format!("  ops    {}", ops.join(", ")))?;
+        out.push(format!("  ops    {}", ops.join(", ")));
     }
-    text.iter().try_for_each(|text| ui.line(format!("\n{text}")))
 }

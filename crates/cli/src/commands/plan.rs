@@ -2,15 +2,14 @@
 
 use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, to_value};
 use crate::files::Overwrite;
-use crate::show::placement::print_measured;
-use crate::show::plan_table::{print, print_outliers, print_scales};
+use crate::show::placement::show_measured;
+use crate::show::plan_table::{show, show_outliers, show_scales};
 use crate::show::speed;
 use crate::ui::Ui;
 use anemoe_convert::lattice_report;
 use anemoe_convert::models::Family;
-use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
@@ -20,10 +19,8 @@ use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
 use anemoe_mlpackage::mil::Block;
-use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -50,9 +47,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = PlanReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<PlanReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         if let Some(out) = &self.out {
             self.overwrite.output(out)?;
         }
@@ -70,31 +67,8 @@ impl Command for Args {
             text.push(b'\n');
             anemoe_bundle::write_atomic(path, &text)?;
         }
-        let op_types = op_types(&family, &plan)?;
-        let (lists_all, has_outliers) = (self.all, !self.options.skip_outliers);
-        Ok(PlanReport { plan, placement, outliers, op_types, recommended, lists_all, has_outliers })
-    }
-}
-
-/// A plan, with what is predicted of it.
-pub struct PlanReport {
-    plan: Plan,
-    placement: residency::Report,
-    outliers: Vec<Outlier>,
-    /// Ops of each shard's first function.
-    op_types: Vec<OpTypes>,
-    recommended: Option<Recommendation>,
-    /// True if every shard is printed, not one of each kind.
-    lists_all: bool,
-    /// True if outliers were looked for.
-    has_outliers: bool,
-}
-
-/// Serializes the plan without its matrices and its chain, which `--out` writes.
-impl Serialize for PlanReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let PlanReport { plan, placement, outliers, op_types, recommended, .. } = self;
-        let rows = plan.shards.iter().zip(&placement.packages).zip(op_types).map(|((s, p), op_types)| {
+        let rows = plan.shards.iter().zip(&placement.packages).zip(op_types(&family, &plan)?);
+        let rows = rows.map(|((s, p), op_types)| {
             let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
             json!({
                 "name": s.name, "kind": s.kind, "layer": s.layer, "last_layer": s.last_layer, "functions": functions, "quant": s.quant,
@@ -103,26 +77,24 @@ impl Serialize for PlanReport {
                 "largest_matrix": s.matrices.iter().map(MatrixPlan::weights).max(),
             })
         });
+        // Without matrices and chain, which `--out` writes.
         let document = json!({
             "family": plan.family, "source": plan.source, "options": plan.options, "shards": rows.collect::<Vec<_>>(),
             "totals": plan.totals, "verdict_reasons": placement.verdict_reasons(), "embedding": plan.embedding,
             "notes": plan.notes, "auto": plan.chain.auto, "outliers": outliers,
             "calls_per_token": TokenCalls::of(&plan.chain), "recommended": recommended,
         });
-        document.serialize(serializer)
-    }
-}
-
-impl CommandReport for PlanReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        let PlanReport { plan, placement, outliers, .. } = self;
-        print(plan, placement, self.lists_all, ui)?;
-        print_measured(placement, ui)?;
-        print_scales(plan, Some(outliers.as_slice()).filter(|_| self.has_outliers), ui)?;
-        print_outliers(outliers, ui)?;
-        self.recommended.iter().try_for_each(|r| {
-            ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))
-        })
+        let mut lines = Vec::new();
+        show(&plan, &placement, self.all, &mut lines);
+        show_measured(&placement, &mut lines);
+        let found = Some(outliers.as_slice()).filter(|_| !self.options.skip_outliers);
+        show_scales(&plan, found, &mut lines);
+        show_outliers(&outliers, &mut lines);
+        let says = |r: &Recommendation| {
+            format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r))
+        };
+        lines.extend(recommended.as_ref().map(says));
+        Ok(Page::new(document, lines))
     }
 }
 
@@ -170,8 +142,7 @@ fn recommend(
 
 /// Makes the document that `--out` writes: the plan, and the predicted device of each shard.
 fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::Value> {
-    // Serialized as text first: as a value, a number of 32 bits would get the digits of 64.
-    let mut document: serde_json::Value = serde_json::from_slice(&serde_json::to_vec(plan)?)?;
+    let mut document = to_value(plan)?;
     let shards = document["shards"].as_array_mut().into_iter().flatten();
     for (shard, p) in shards.zip(&placement.packages) {
         shard["verdict"] = p.verdict.name().into();

@@ -71,17 +71,17 @@ impl Command for Args {
 
 /// Makes the document of a step's outputs, and adds their lines: shapes by name, and the outputs of a classifier, as the
 /// package names them.
-fn output(i: usize, step: StepResults, lines: &mut Vec<String>) -> Value {
+fn output(i: usize, step: StepResults, out: &mut Vec<String>) -> Value {
     let path = step.path.as_ref().map(|p| p.display().to_string());
     let list: Vec<String> = step.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
     let name = path.clone().unwrap_or_else(|| format!("step {i}"));
-    lines.push(format!("{name}: {}", list.join(", ")));
+    out.push(format!("{name}: {}", list.join(", ")));
     let arrays: BTreeMap<String, Vec<usize>> = step.arrays.into_iter().collect();
     let mut document = json!({"path": path, "arrays": arrays});
     if let Some(classes) = step.classes {
         let most = classes.ranked.iter().take(PRINTED_CLASSES);
         let most: Vec<String> = most.map(|(label, p)| format!("{label} {p:.4}")).collect();
-        lines.push(format!("  {}: {}", classes.label, most.join(", ")));
+        out.push(format!("  {}: {}", classes.label, most.join(", ")));
         let all: Map<String, Value> =
             classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
         let first = classes.ranked.first().map(|(label, _)| label);

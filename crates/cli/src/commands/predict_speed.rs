@@ -3,7 +3,7 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport, parse};
+use crate::command::{Command, Page, parse, to_value};
 use crate::show::speed::{self, SpeedDocument};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
@@ -18,7 +18,6 @@ use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::rule::{Chip, Conditions};
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Default memory of the machine, in GB.
@@ -80,9 +79,9 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 impl Command for Args {
-    type Report = SpeedDocument;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<SpeedDocument> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let chip = match &self.profile {
             Some(file) => ChipProfile::read(file)?,
             None => self.evidence.calibrated(&self.chip)?,
@@ -121,7 +120,7 @@ impl Command for Args {
             Some(drafter) => Some(self.drafts(drafter, (&chip, memory), ui)?),
             None => None,
         };
-        Ok(SpeedDocument {
+        let document = SpeedDocument {
             source: path.display().to_string(),
             profile: chip,
             memory_bytes: memory,
@@ -132,7 +131,10 @@ impl Command for Args {
             drafter,
             forms,
             recommended,
-        })
+        };
+        let mut lines = Vec::new();
+        speed::show(&document, &mut lines);
+        Ok(Page::new(to_value(&document)?, lines))
     }
 }
 
@@ -182,12 +184,6 @@ impl Args {
             .into_iter()
             .map(|(form, costs)| DraftedForm::of(form, (&costs.chain, &costs.packages), (chip, memory), &ms));
         Ok(DrafterForecast { source: drafter.display().to_string(), ms, forms: forms.collect() })
-    }
-}
-
-impl CommandReport for SpeedDocument {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        speed::print(self, ui)
     }
 }
 

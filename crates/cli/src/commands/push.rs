@@ -10,7 +10,6 @@ use crate::ui::{self, Ui};
 use anemoe_convert::build::{BundleFiles, PartFiles, bundle_files};
 use anemoe_hub::{SendOptions, SendReport, send_files, write_manifest};
 use serde::Serialize;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Send a bundle, or a part of one, to a folder or an object store.
@@ -104,10 +103,10 @@ impl PushReport {
 }
 
 impl CommandReport for PushReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
+    fn show(&self, out: &mut Vec<String>) {
         let PushReport { store, name, sent, .. } = self;
         let rate = sent.bytes_sent as f64 / sent.seconds.max(1e-9);
-        ui.line(format!(
+        out.push(format!(
             "{name} in {store}: {} files, {}; {} sent in {:.1} s ({}/s), {} there already",
             sent.files,
             ui::bytes(sent.bytes),
@@ -115,11 +114,11 @@ impl CommandReport for PushReport {
             sent.seconds,
             ui::bytes(rate as u64),
             ui::bytes(sent.bytes_there)
-        ))?;
+        ));
         for PushedPart { index, of, finished } in &self.parts {
-            ui.line(format!("part {index}/{of}: {}", if *finished { "finished" } else { "not finished" }))?;
+            out.push(format!("part {index}/{of}: {}", if *finished { "finished" } else { "not finished" }));
         }
-        self.next.iter().try_for_each(|next| ui.line(next))
+        out.extend(self.next.clone());
     }
 }
 

@@ -1,9 +1,8 @@
 //! `anemoe quickstart`
 
-use super::generate::{self, Timing};
-use super::{check, validate};
+use super::{check, generate, validate};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
-use crate::command::{Command, CommandReport, parse};
+use crate::command::{Command, CommandReport, Page, parse, to_value};
 use crate::recorder::{JournalArgs, Recorder};
 use crate::show;
 use crate::show::build_report::summary;
@@ -11,12 +10,10 @@ use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::check_scratch;
 use anemoe_gates::facts;
-use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::residency;
 use anyhow::Context;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Plan, build, check and run the small model of the repository.
@@ -44,9 +41,9 @@ const SAMPLING: [&str; 6] =
     ["--temperature=0.7", "--top-k=40", "--top-p=0.95", "--seed=3", "--ignore-eos", "--speculate=off"];
 
 impl Command for Args {
-    type Report = QuickstartReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<QuickstartReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let model = self.model.map_or_else(find_model, Ok)?;
         let scratch = crate::files::scratch(None)?;
         if let Some(folder) = &self.out {
@@ -55,8 +52,8 @@ impl Command for Args {
         let folder = self.out.as_deref().unwrap_or(scratch.path());
         let (inner, text) =
             (Ui::inner(), [format!("--prompt={}", self.prompt), format!("--max-new={}", self.max_new)]);
-        let mut runs = Vec::new();
-        let mut residency = None;
+        let (mut runs, mut rows, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut residency, mut passed) = (Value::Null, true);
         for (quant, words) in [("fp16", [OPTIONS, "--quant=fp16"].as_slice()), ("auto", &[OPTIONS])] {
             // The steps of the second build are shown.
             let shown = if quant == "auto" { ui } else { &inner };
@@ -65,7 +62,7 @@ impl Command for Args {
                 plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
             shown.line("\n1. Plan\n")?;
             let placement = residency::plan(&family, &plan, &residency::CheckOptions::default())?;
-            show::plan_table::print(&plan, &placement, false, shown)?;
+            shown.lines(|lines| show::plan_table::show(&plan, &placement, false, lines))?;
             shown.line("\n2. Build\n")?;
             check_scratch(folder, plan.bundle_bytes())?;
             let bundle = folder.join(format!("{quant}.anemoe"));
@@ -89,72 +86,33 @@ impl Command for Args {
             let mut words = vec![name()];
             words.extend(text.iter().map(String::as_str).chain(SAMPLING).map(OsString::from));
             let generated = parse::<generate::Args>("generate", &words)?.run(shown)?;
-            residency = checked.into_placement();
-            runs.push(QuickstartBuild {
-                quant,
-                bundle,
-                bytes: built.package_bytes,
-                build_s: built.seconds,
-                validation: validation.gate.context("no golden was compared")?,
-                generated_ids: generated.generated_ids,
-                timing: generated.timing,
-            });
-        }
-        let (model, is_kept) = (model.display().to_string(), self.out.is_some());
-        Ok(QuickstartReport { model, runs, residency, is_kept })
-    }
-}
-
-/// The two builds side by side.
-#[derive(Serialize)]
-pub struct QuickstartReport {
-    model: String,
-    runs: Vec<QuickstartBuild>,
-    residency: Option<residency::Report>,
-    /// True if the bundles stay.
-    #[serde(skip)]
-    is_kept: bool,
-}
-
-/// One of the two builds.
-#[derive(Serialize)]
-struct QuickstartBuild {
-    /// `fp16`, or `auto` for the kinds that are chosen by default.
-    quant: &'static str,
-    #[serde(skip)]
-    bundle: PathBuf,
-    bytes: u64,
-    build_s: f64,
-    validation: GoldenGate,
-    generated_ids: Vec<u32>,
-    timing: Timing,
-}
-
-impl CommandReport for QuickstartReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line("\n6. FP16 and the chosen kinds side by side\n")?;
-        let rows = self.runs.iter().map(|run| {
-            let (v, t) = (&run.validation.usual, &run.timing);
-            vec![
-                run.quant.to_string(),
-                ui::bytes(run.bytes),
-                format!("{:.1}", run.build_s),
+            residency = checked.document;
+            let gate = validation.gate.context("no golden was compared")?;
+            let (v, t) = (&gate.usual, &generated.timing);
+            rows.push(vec![
+                quant.to_string(),
+                ui::bytes(built.package_bytes),
+                format!("{:.1}", built.seconds),
                 format!("{:.2}", t.load_s),
                 format!("{:.5}", v.min_cosine),
                 format!("{} of {}", v.tokens_equal, v.expected_ids.len()),
                 format!("{:.0}", t.prefill_tokens as f64 / t.prefill_s),
                 format!("{:.0}", t.decode_tok_s),
-            ]
-        });
+            ]);
+            passed &= gate.pass;
+            runs.push(json!({
+                "quant": quant, "bytes": built.package_bytes, "build_s": built.seconds, "validation": to_value(&gate)?,
+                "generated_ids": generated.generated_ids, "timing": t,
+            }));
+            kept.extend(self.out.as_ref().map(|_| format!("kept: {}", bundle.display())));
+        }
         let gates = ["", "packages", "build s", "load s", "min cosine", "tokens equal"];
         let headings = [&gates[..], &["prompt tok/s", "decode tok/s"]].concat();
-        Table::new(&headings).with_rows(rows).print(ui)?;
-        let kept = self.runs.iter().filter(|_| self.is_kept);
-        kept.map(|run| run.bundle.display()).try_for_each(|bundle| ui.line(format!("kept: {bundle}")))
-    }
-
-    fn passed(&self) -> bool {
-        self.runs.iter().all(|r| r.validation.pass)
+        let mut lines = vec!["\n6. FP16 and the chosen kinds side by side\n".to_string()];
+        lines.extend(Table::new(&headings).with_rows(rows).lines());
+        lines.extend(kept);
+        let document = json!({"model": model.display().to_string(), "runs": runs, "residency": residency});
+        Ok(Page { passed, ..Page::new(document, lines) })
     }
 }
 

@@ -20,7 +20,6 @@ use anemoe_text::chat::ChatTemplate;
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use serde::Serialize;
-use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -264,8 +263,8 @@ struct PreparedServer {
 }
 
 impl CommandReport for Serving {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!("{} at {} (loaded in {:.1} s)", self.models.join(", "), self.url, self.seconds))
+    fn show(&self, out: &mut Vec<String>) {
+        out.push(format!("{} at {} (loaded in {:.1} s)", self.models.join(", "), self.url, self.seconds));
     }
 
     fn go_on(self) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use crate::args::executor::precision;
 use crate::args::numbers::choice;
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended};
 use crate::files;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::target::expect_bundle;
@@ -16,8 +16,7 @@ use anemoe_gates::reference::Golden;
 use anemoe_gates::trace::{self, Fidelity, Trace};
 use anemoe_runtime::cpu::Precision;
 use clap::builder::TypedValueParser;
-use serde::Serialize;
-use std::io;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Show behind which layer a bundle leaves its golden, and why.
@@ -57,9 +56,9 @@ fn unit() -> impl TypedValueParser<Value = AblationUnit> {
 }
 
 impl Command for Args {
-    type Report = TraceReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<TraceReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let recorder = Recorder::new(&self.journal, "trace");
         expect_bundle(&self.bundle)?;
         let golden = Golden::read(&self.golden)?;
@@ -72,26 +71,14 @@ impl Command for Args {
         let mut facts = facts::trace(&found, &self.golden);
         facts.extend(swap.iter().map(|swaps| ("swap".into(), facts::swaps(swaps).into())));
         recorder.end(&self.bundle, status::DONE, facts);
-        Ok(TraceReport { found, swap })
-    }
-}
-
-/// Fidelity by layer, and what replacing parts by FP16 gains.
-#[derive(Serialize)]
-pub struct TraceReport {
-    #[serde(flatten)]
-    found: Trace,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    swap: Option<AblationReport>,
-}
-
-impl CommandReport for TraceReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        print(&self.found, ui)?;
-        self.swap.iter().try_for_each(|swaps| {
-            ui.line("")?;
-            print_swaps(swaps, ui)
-        })
+        let (mut document, mut lines) = (extended(json!({}), &found)?, Vec::new());
+        show(&found, &mut lines);
+        if let Some(swaps) = &swap {
+            document = extended(document, &json!({"swap": swaps}))?;
+            lines.push(String::new());
+            show_swaps(swaps, &mut lines);
+        }
+        Ok(Page::new(document, lines))
     }
 }
 
@@ -111,7 +98,7 @@ fn swaps(args: &Args, unit: AblationUnit, golden: &Golden, ui: &Ui) -> anyhow::R
     Ok(ablation::search(&search, unit, &mut |done, total| advance(&bar, done, total, ""))?)
 }
 
-fn print_swaps(report: &AblationReport, ui: &Ui) -> io::Result<()> {
+fn show_swaps(report: &AblationReport, out: &mut Vec<String>) {
     let name = |s: &Ablation| {
         let part = s.part.as_deref();
         match (s.layer, part) {
@@ -138,19 +125,18 @@ fn print_swaps(report: &AblationReport, ui: &Ui) -> io::Result<()> {
     });
     let figures = ["in FP16", "instead of", "KL, nats", "gain", "lowest cosine", "differing choices"];
     let headings = [&figures[..], &["worst matrix", "its error", "largest / mean"]].concat();
-    Table::new(&headings).with_rows(std::iter::once(baseline).chain(swaps)).print(ui)?;
+    out.extend(Table::new(&headings).with_rows(std::iter::once(baseline).chain(swaps)).lines());
     if let Some(first) = report.swaps.first() {
         let w = &first.worst;
-        ui.line(format!("costs most: {}; {} (tensor `{}`): {}", name(first), w.matrix, w.tensor, w.cause))?;
+        out.push(format!("costs most: {}; {} (tensor `{}`): {}", name(first), w.matrix, w.tensor, w.cause));
     }
     for s in report.swaps.iter().skip(1).filter(|s| s.worst.outlier) {
         let w = &s.worst;
-        ui.line(format!("also: {}; {} (tensor `{}`): {}", name(s), w.matrix, w.tensor, w.cause))?;
+        out.push(format!("also: {}; {} (tensor `{}`): {}", name(s), w.matrix, w.tensor, w.cause));
     }
-    Ok(())
 }
 
-fn print(t: &Trace, ui: &Ui) -> io::Result<()> {
+fn show(t: &Trace, out: &mut Vec<String>) {
     let mut columns = vec!["behind", "lowest cosine", "at", "mean"];
     if t.f32_stream {
         columns.extend(["lowest, state in fp16", "at"]);
@@ -173,14 +159,16 @@ fn print(t: &Trace, ui: &Ui) -> io::Result<()> {
         row.push(l.stream_to_change.map_or_else(String::new, |r| format!("{r:.1}")));
         row
     });
-    Table::new(&columns).with_rows(rows).print(ui)?;
-    ui.line(
-        "state: the hidden state, the values that flow from layer to layer; state / change: its length over what the layer changed, at most; fp16 keeps 11 bits",
-    )?;
+    out.extend(Table::new(&columns).with_rows(rows).lines());
+    out.push(
+        "state: the hidden state, the values that flow from layer to layer; state / change: its \
+         length over what the layer changed, at most; fp16 keeps 11 bits"
+            .into(),
+    );
     if t.f32_stream {
-        ui.line(
-            "the host keeps this state in f32; the columns `state in fp16` show what rounding it would cost",
-        )?;
+        out.push(
+            "the host keeps this state in f32; the columns `state in fp16` show what rounding it would cost"
+                .into(),
+        );
     }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use crate::files;
 use crate::gate_reference::{read_goldens, reference};
 use crate::recorder::{JournalArgs, Recorder};
 use crate::shell::quoted;
-use crate::show::gate_results::{self, print_golden, print_probes};
+use crate::show::gate_results::{self, show_golden, show_probes};
 use crate::target::expect_bundle;
 use crate::ui::{Ui, verdict};
 use anemoe_convert::nearest::did_you_mean;
@@ -26,7 +26,6 @@ use anemoe_runtime::model::Model;
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::io;
 use std::path::PathBuf;
 
 /// Compare a bundle with the golden, the checkpoint run in f32.
@@ -166,40 +165,40 @@ fn is_single(goldens: &[NamedGate]) -> bool {
 }
 
 impl CommandReport for Validation {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
+    fn show(&self, out: &mut Vec<String>) {
         let are_several = !is_single(&self.goldens);
         for named in &self.goldens {
             if are_several {
-                ui.line(format!("{}:", named.golden.display()))?;
+                out.push(format!("{}:", named.golden.display()));
             }
-            print_golden(&named.gate, ui)?;
+            show_golden(&named.gate, out);
         }
         let failed: Vec<&NamedGate> = self.goldens.iter().filter(|g| !g.gate.pass).collect();
         if are_several {
             let names: Vec<String> = failed.iter().map(|g| g.golden.display().to_string()).collect();
-            ui.line(match failed.len() {
+            out.push(match failed.len() {
                 0 => format!("pass: all {} goldens", self.goldens.len()),
                 n => format!("FAIL: {n} of {} goldens: {}", self.goldens.len(), names.join(", ")),
-            })?;
+            });
         }
         if let Some(weights) = &self.weights {
-            gate_results::print_weights(weights, "", ui)?;
+            gate_results::show_weights(weights, "", out);
         }
         if let Some(text) = &self.text {
             let said = verdict(text.is_good_enough());
-            ui.line(format!("{said}: {}", gate_results::text_gate(text)))?;
+            out.push(format!("{said}: {}", gate_results::text_gate(text)));
         }
         if let Some(probes) = &self.probes {
-            ui.line("")?;
-            print_probes(probes, ui)?;
+            out.push(String::new());
+            show_probes(probes, out);
         }
-        failed.first().into_iter().try_for_each(|failed| {
-            ui.line(format!(
+        if let Some(failed) = failed.first() {
+            out.push(format!(
                 "next: anemoe trace {} --golden {} shows which layer loses how much",
                 quoted(&self.bundle),
                 quoted(&failed.golden)
-            ))
-        })
+            ));
+        }
     }
 
     fn passed(&self) -> bool {

@@ -1,74 +1,73 @@
 //! Tables of `anemoe bench`.
 
 use crate::commands::bench::BenchReport;
-use crate::ui::{Table, Ui};
+use crate::ui::Table;
 use anemoe_runtime::bench::{BatchSpeed, Speeds};
 use anemoe_runtime::shard_work::WorkPart;
-use std::io;
 
 /// Most operations in the table.
 const MOST_OPS: usize = 24;
 
-/// Prints a table behind an empty line; nothing without rows.
-fn table<const N: usize>(ui: &Ui, headings: [&str; N], rows: Vec<[String; N]>) -> io::Result<()> {
+/// Shows a table behind an empty line; nothing without rows.
+fn table<const N: usize>(headings: [&str; N], rows: Vec<[String; N]>, out: &mut Vec<String>) {
     if rows.is_empty() {
-        return Ok(());
+        return;
     }
-    ui.line("")?;
-    Table::new(&headings).with_rows(rows.into_iter().map(Vec::from)).print(ui)
+    out.push(String::new());
+    out.extend(Table::new(&headings).with_rows(rows.into_iter().map(Vec::from)).lines());
 }
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// Prints the figures of a run.
-pub fn print(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+/// Shows the figures of a run.
+pub fn show(report: &BenchReport, out: &mut Vec<String>) {
     let (m, speeds) = (&report.machine, &report.speeds);
-    ui.line(format!(
+    out.push(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
         m.machine.cpu.as_deref().unwrap_or("this machine"),
         m.threads,
         m.machine.isa.as_deref().unwrap_or("scalar"),
         m.read_gb_s,
         m.read_gb_s_after
-    ))?;
-    ui.line(format!(
+    ));
+    out.push(format!(
         "{} ({}), {}; loaded in {:.2} s, first token behind {:.2} s",
         report.bundle.display(),
         report.source,
         report.mode,
         report.load_s,
         report.first_token_s
-    ))?;
+    ));
     if let (Some(own), Some(mapped)) = (report.memory.own_bytes, report.memory.mapped_bytes) {
-        ui.line(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000))?;
+        out.push(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000));
     }
-    print_speeds(speeds, m.read_gb_s, ui)?;
-    passes_over_drafts(speeds, ui)?;
+    show_speeds(speeds, m.read_gb_s, out);
+    passes_over_drafts(speeds, out);
     let experts = speeds.prefill.iter().map(|p| (format!("prefill {}", p.tokens), p.distinct_experts));
     for (name, experts) in experts.chain(speeds.batches.iter().map(|b| (name(b), b.distinct_experts))) {
         if let Some(experts) = experts {
-            ui.line(format!("{name}: {experts:.1} different experts in a layer and call"))?;
+            out.push(format!("{name}: {experts:.1} different experts in a layer and call"));
         }
     }
-    parts("shards", &speeds.kinds, ui)?;
-    bounds(speeds, ui)?;
+    parts("shards", &speeds.kinds, out);
+    bounds(speeds, out);
     if report.lists_shards {
-        parts("shard", &speeds.shards, ui)?;
+        parts("shard", &speeds.shards, out);
     }
     let ops = speeds.ops.iter().take(MOST_OPS);
     let ops =
         ops.map(|o| [o.op.clone(), format!("{:.3}", o.ms_per_token), format!("{:.1} %", 100.0 * o.share)]);
-    table(ui, ["operation", "ms per token", "share"], ops.collect())
+    table(["operation", "ms per token", "share"], ops.collect(), out);
 }
 
 fn name(batch: &BatchSpeed) -> String {
     format!("{} sequences at {}", batch.sequences, batch.context)
 }
 
-/// Prints decoding, batches and prompts.
-fn print_speeds(report: &Speeds, roof: f64, ui: &Ui) -> io::Result<()> {
+/// Shows decoding, batches and prompts.
+fn show_speeds(report: &Speeds, roof: f64, out: &mut Vec<String>) {
     let row = |name: String, [tok_s, ms, gb, gb_s, share]: [f64; 5], ceiling: String| {
         let speed = format!("{tok_s:.2}");
         [name, speed, format!("{ms:.2}"), format!("{gb:.4}"), format!("{gb_s:.1}"), percent(share), ceiling]
@@ -87,15 +86,14 @@ fn print_speeds(report: &Speeds, roof: f64, ui: &Ui) -> io::Result<()> {
         row(format!("prefill {}", p.tokens), figures, "-".into())
     });
     let headings = ["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
-    table(ui, headings, decode.chain(batches).chain(prefill).collect())?;
+    table(headings, decode.chain(batches).chain(prefill).collect(), out);
     for b in &report.batches {
         let over = b.over_one.map_or(String::new(), |x| format!(", {x:.2} times one sequence"));
-        ui.line(format!("{}: {:.2} tok/s each{over}", name(b), b.tok_s_per_sequence))?;
+        out.push(format!("{}: {:.2} tok/s each{over}", name(b), b.tok_s_per_sequence));
     }
-    Ok(())
 }
 
-fn parts(title: &str, parts: &[WorkPart], ui: &Ui) -> io::Result<()> {
+fn parts(title: &str, parts: &[WorkPart], out: &mut Vec<String>) {
     let rows = parts.iter().map(|p| {
         [
             p.name.clone(),
@@ -109,11 +107,11 @@ fn parts(title: &str, parts: &[WorkPart], ui: &Ui) -> io::Result<()> {
     });
     let headings =
         [title, "calls", "ms per token", "share", "GB per token", "GB/s", "M multiply-adds per token"];
-    table(ui, headings, rows.collect())
+    table(headings, rows.collect(), out);
 }
 
-/// Prints how long reading alone and multiplying alone would take, by kind of shard.
-fn bounds(report: &Speeds, ui: &Ui) -> io::Result<()> {
+/// Shows how long reading alone and multiplying alone would take, by kind of shard.
+fn bounds(report: &Speeds, out: &mut Vec<String>) {
     let rows = report.bounds.iter().map(|b| {
         [
             b.kind.clone(),
@@ -136,11 +134,11 @@ fn bounds(report: &Speeds, ui: &Ui) -> io::Result<()> {
         "ms to multiply",
         "bound by",
     ];
-    table(ui, headings, rows.collect())
+    table(headings, rows.collect(), out);
 }
 
-/// Prints passes over several tokens of one sequence, and decoding with drafts.
-fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
+/// Shows passes over several tokens of one sequence, and decoding with drafts.
+fn passes_over_drafts(report: &Speeds, out: &mut Vec<String>) {
     let context = report.verify.first().map_or(0, |v| v.context);
     let rows = report.verify.iter().map(|v| {
         [
@@ -156,7 +154,7 @@ fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
     let title = format!("pass over T tokens at {context}");
     let headings =
         [title.as_str(), "ms", "t(T)/t(1)", "bytes(T)/bytes(1)", "GB/s", "experts", "pays from acceptance"];
-    table(ui, headings, rows.collect())?;
+    table(headings, rows.collect(), out);
     let rows = report.drafts.iter().map(|d| {
         [
             d.planted.map_or("as the drafter is".into(), |p| format!("{p:.2}")),
@@ -171,9 +169,12 @@ fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
     });
     let headings =
         ["drafts right with", "tok/s", "plain tok/s", "gain", "passes", "accepted", "drafted", "without"];
-    table(ui, headings, rows.collect())?;
+    table(headings, rows.collect(), out);
     if report.drafts.iter().any(|d| d.planted != Some(0.0) && d.drafted == 0) {
-        ui.line("where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives drafts time to pay")?;
+        out.push(
+            "where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives \
+             drafts time to pay"
+                .into(),
+        );
     }
-    Ok(())
 }

@@ -2,45 +2,44 @@
 
 use super::{gate_results, placement};
 use crate::shell::quoted;
-use crate::ui::{self, Ui, verdict};
+use crate::ui::{self, verdict};
 use anemoe_convert::build::BuildReport;
 use anemoe_gates::gated::{GateStage, GatedReport, LayerGates};
 use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::layer_sample::LayerSample;
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::residency::Report;
-use std::io;
 use std::path::Path;
 
-/// Prints the gates and the build.
-pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize, ui: &Ui) -> io::Result<()> {
+/// Shows the gates and the build.
+pub fn show(report: &GatedReport, bundle: &Path, golden: Option<&Path>, all: usize, out: &mut Vec<String>) {
     let r = &report.representative;
     let place = |found: &Report| {
-        ui.line(format!("  predicted device: {}: {}", verdict(found.pass), placement::devices(found)))
+        format!("  predicted device: {}: {}", verdict(found.pass), placement::devices(found))
     };
     if let Some(found) = &r.residency {
         let names = r.shards.join(", ");
-        ui.line(format!("representative shards, one of each group that differs only in weights ({names}):"))?;
-        place(found)?;
+        out.push(format!("representative shards, one of each group that differs only in weights ({names}):"));
+        out.push(place(found));
     }
     if let Some(found) = &r.probes {
-        print_quality(found, ui)?;
-        found.warnings.iter().try_for_each(|warning| ui.line(format!("  warning: {warning}")))?;
+        show_quality(found, out);
+        out.extend(found.warnings.iter().map(|warning| format!("  warning: {warning}")));
     }
-    report.layers.iter().try_for_each(|layers| print_layers(layers, ui))?;
+    report.layers.iter().for_each(|layers| show_layers(layers, out));
     if let Some(found) = &report.full_stack.residency {
-        ui.line("the whole:")?;
-        place(found)?;
+        out.push("the whole:".into());
+        out.push(place(found));
     }
     if let Some(weights) = &report.full_stack.weights {
-        gate_results::print_weights(weights, "  ", ui)?;
+        gate_results::show_weights(weights, "  ", out);
     }
     if let Some(gate) = &report.full_stack.golden {
-        print_logits(report, gate, ui)?;
+        show_logits(report, gate, out);
     }
-    print_failed(report, ui)?;
-    report.build.iter().try_for_each(|built| ui.line(summary(built)))?;
-    let (name, Some(stage)) = (quoted(out), report.failed) else { return Ok(()) };
+    show_failed(report, out);
+    out.extend(report.build.as_ref().map(summary));
+    let (name, Some(stage)) = (quoted(bundle), report.failed) else { return };
     let failed = format!("gate FAILED: {}", stage.name());
     if report.build.is_none() {
         let probed = report.layers.as_ref().map_or(0, |l| l.sample.shards.len());
@@ -50,16 +49,16 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
             1 => "the other shard was not built".to_string(),
             n => format!("the other {n} shards were not built"),
         };
-        return ui.line(format!(
+        return out.push(format!(
             "{failed}; {others}. For other options remove {name} first; the same ones and --skip-gates go on"
         ));
     }
-    ui.line(format!("{failed}; the bundle is complete, and chain.json says that the gate failed"))?;
+    out.push(format!("{failed}; the bundle is complete, and chain.json says that the gate failed"));
     // The first golden that failed, not the first that was given.
     let stack = &report.full_stack;
     let other = stack.also.iter().find(|a| !a.gate.pass).map(|a| a.golden.as_path());
     let golden = if stack.golden.as_ref().is_some_and(|g| g.pass) { other.or(golden) } else { golden };
-    ui.line(match (stage, golden) {
+    out.push(match (stage, golden) {
         (GateStage::Golden, Some(golden)) => {
             format!("next: anemoe trace {name} --golden {} shows which layer loses how much", quoted(golden))
         }
@@ -68,17 +67,17 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
              which layer loses how much"
         ),
         _ => format!("next: anemoe check {name} shows why"),
-    })
+    });
 }
 
-/// Prints the golden gate of the whole in a few lines.
-fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
+/// Shows the golden gate of the whole in a few lines.
+fn show_logits(report: &GatedReport, gate: &GoldenGate, out: &mut Vec<String>) {
     let (v, stack) = (&gate.usual, &report.full_stack);
     let ties = match v.near_ties {
         0 => String::new(),
         n => format!(", {} among them", ui::counted(n, "near tie")),
     };
-    ui.line(format!(
+    out.push(format!(
         "  logits: {}, median cosine {:.6} (at least {} wanted), lowest {:.6}, {} of {} greedy tokens equal, choices that differ: {}{ties}",
         if stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) },
         v.median_cosine,
@@ -87,56 +86,59 @@ fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<
         v.tokens_equal,
         v.expected_ids.len(),
         v.wrong_choices.len(),
-    ))?;
+    ));
     for also in &stack.also {
         let (golden, said) = (also.golden.display(), verdict(also.gate.pass));
-        ui.line(format!("  logits with {golden}: {said}, lowest cosine {:.6}", also.gate.usual.min_cosine))?;
+        out.push(format!("  logits with {golden}: {said}, lowest cosine {:.6}", also.gate.usual.min_cosine));
     }
     if let Some(t) = &stack.text {
         let said = if t.pass || t.is_good_enough() { "pass" } else { "FAIL" };
-        ui.line(format!("  {said}: {}", gate_results::text_gate(t)))?;
+        out.push(format!("  {said}: {}", gate_results::text_gate(t)));
     }
-    let Some(nats) = stack.undecided else { return Ok(()) };
-    ui.line(format!(
+    let Some(nats) = stack.undecided else { return };
+    out.push(format!(
         "  this model predicts the text {}: its weights are random, or it has not learned such text; its logits say nothing about \
          quality. --golden compares it with a reference all the same",
         against_chance(nats)
-    ))
+    ));
 }
 
-/// Prints the gate that failed, in full.
-fn print_failed(report: &GatedReport, ui: &Ui) -> io::Result<()> {
+/// Shows the gate that failed, in full.
+fn show_failed(report: &GatedReport, out: &mut Vec<String>) {
     let (first, whole) = (&report.representative, &report.full_stack);
     let layers = report.layers.as_ref().and_then(|l| l.probes.as_ref());
-    let print_probes = |found| gate_results::print_probes(found, ui);
     match report.failed {
         Some(GateStage::RepresentativeResidency) => {
-            first.residency.iter().try_for_each(|r| placement::print(r, ui))
+            first.residency.iter().for_each(|r| placement::show(r, out));
         }
-        Some(GateStage::Residency) => whole.residency.iter().try_for_each(|r| placement::print(r, ui)),
-        Some(GateStage::RepresentativeProbes) => first.probes.iter().try_for_each(print_probes),
-        Some(GateStage::LayerProbes) => layers.into_iter().try_for_each(print_probes),
-        Some(GateStage::Shards) => report.weight_fault.iter().try_for_each(|fault| {
+        Some(GateStage::Residency) => whole.residency.iter().for_each(|r| placement::show(r, out)),
+        Some(GateStage::RepresentativeProbes) => {
+            first.probes.iter().for_each(|found| gate_results::show_probes(found, out));
+        }
+        Some(GateStage::LayerProbes) => {
+            layers.into_iter().for_each(|found| gate_results::show_probes(found, out));
+        }
+        Some(GateStage::Shards) => out.extend(report.weight_fault.iter().map(|fault| {
             let option = fault.quant_option();
-            ui.line(format!("weights: FAIL, {fault}; {option} chooses another kind for its part"))
-        }),
+            format!("weights: FAIL, {fault}; {option} chooses another kind for its part")
+        })),
         Some(GateStage::Golden) => {
-            whole.golden.iter().try_for_each(|gate| gate_results::print_golden(gate, ui))?;
-            whole.also.iter().filter(|g| !g.gate.pass).try_for_each(|also| {
-                ui.line(format!("{}:", also.golden.display()))?;
-                gate_results::print_golden(&also.gate, ui)
-            })
+            whole.golden.iter().for_each(|gate| gate_results::show_golden(gate, out));
+            for also in whole.also.iter().filter(|g| !g.gate.pass) {
+                out.push(format!("{}:", also.golden.display()));
+                gate_results::show_golden(&also.gate, out);
+            }
         }
-        _ => Ok(()),
+        _ => {}
     }
 }
 
-/// Prints a line about probes.
-fn print_quality(found: &ProbeReport, ui: &Ui) -> io::Result<()> {
+/// Shows a line about probes.
+fn show_quality(found: &ProbeReport, out: &mut Vec<String>) {
     let every = found.rule == DecidingRule::EveryPosition;
     let deciding = |s: &ShardProbes| if every { s.min_cosine } else { s.median_cosine };
     let Some(s) = found.shards.iter().min_by(|a, b| deciding(a).total_cmp(&deciding(b))) else {
-        return Ok(());
+        return;
     };
     let ties = match found.shards.iter().map(|s| s.excused).sum::<usize>() {
         0 => String::new(),
@@ -145,7 +147,7 @@ fn print_quality(found: &ProbeReport, ui: &Ui) -> io::Result<()> {
             ui::counted(n, "position")
         ),
     };
-    ui.line(format!(
+    out.push(format!(
         "  quality: {}, lowest {}cosine to FP16 of {} {:.5} ({}), at least {} wanted {}{ties}",
         verdict(found.pass),
         if every { "" } else { "median " },
@@ -154,24 +156,24 @@ fn print_quality(found: &ProbeReport, ui: &Ui) -> io::Result<()> {
         s.shard,
         found.threshold,
         gate_results::wanted_at(found.rule)
-    ))?;
-    ui.line(format!("    {}", gate_results::rule(found)))
+    ));
+    out.push(format!("    {}", gate_results::rule(found)));
 }
 
-/// Prints the probes of the worst layers and of evenly spread ones.
-fn print_layers(layers: &LayerGates, ui: &Ui) -> io::Result<()> {
+/// Shows the probes of the worst layers and of evenly spread ones.
+fn show_layers(layers: &LayerGates, out: &mut Vec<String>) {
     let LayerSample { worst, spread, .. } = &layers.sample;
-    let Some(found) = &layers.probes else { return Ok(()) };
+    let Some(found) = &layers.probes else { return };
     let spread: Vec<String> = spread.iter().map(usize::to_string).collect();
-    ui.line(format!("layers {}, evenly spread, and those whose weights stand out most:", spread.join(", ")))?;
+    out.push(format!("layers {}, evenly spread, and those whose weights stand out most:", spread.join(", ")));
     for w in worst {
         let sample = if w.whole { "" } else { " of a sample" };
-        ui.line(format!(
+        out.push(format!(
             "  layer {}: {}, {} (tensor `{}`): the largest weight{sample} is {:.1} times the mean magnitude",
             w.layer, w.shard, w.matrix, w.tensor, w.ratio
-        ))?;
+        ));
     }
-    print_quality(found, ui)
+    show_quality(found, out);
 }
 
 /// Returns the difference to chance in words, in nats per token; it may be negative.

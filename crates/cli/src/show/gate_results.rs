@@ -1,14 +1,13 @@
 //! Results of the quality gates, for people.
 
-use crate::ui::{self, Table, Ui, verdict};
+use crate::ui::{self, Table, verdict};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::text_gate::TextGate;
 use anemoe_gates::weight_gate::WeightGate;
-use std::io;
 
-/// Prints the probes: a row per shard, and the exceptions.
-pub fn print_probes(report: &ProbeReport, ui: &Ui) -> io::Result<()> {
+/// Shows the probes: a row per shard, and the exceptions.
+pub fn show_probes(report: &ProbeReport, out: &mut Vec<String>) {
     let cosine = |c: f64| format!("{c:.6}");
     let rows = report.shards.iter().map(|s| {
         let all = s.probes.iter().flat_map(|p| p.positions.iter().enumerate().map(move |(i, c)| (p, i, c)));
@@ -34,18 +33,18 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> io::Result<()> {
     let cosines = ["median", "mean", "lowest", "at", "branch", "with residual"];
     let headings =
         [&["shard", "kind", "positions"][..], &cosines, &["no active expert", "near ties", ""]].concat();
-    Table::new(&headings).with_rows(rows).print(ui)?;
-    report.shards.iter().try_for_each(|s| print_places(s, ui))?;
+    out.extend(Table::new(&headings).with_rows(rows).lines());
+    report.shards.iter().for_each(|s| show_places(s, out));
     for s in report.shards.iter().filter(|s| s.not_finite > 0) {
         let positions = ui::counted(s.not_finite, "position");
-        ui.line(format!("{}: results of {positions} are not numbers", s.shard))?;
+        out.push(format!("{}: results of {positions} are not numbers", s.shard));
     }
     for s in report.shards.iter().filter(|s| s.counted == 0) {
-        ui.line(format!("{}: no probe has an active expert of it: nothing can be said", s.shard))?;
+        out.push(format!("{}: no probe has an active expert of it: nothing can be said", s.shard));
     }
-    report.warnings.iter().try_for_each(|warning| ui.line(format!("warning: {warning}")))?;
-    ui.line(rule(report))?;
-    ui.line(format!(
+    out.extend(report.warnings.iter().map(|warning| format!("warning: {warning}")));
+    out.push(rule(report));
+    out.push(format!(
         "{}: {} against {}; {} of length 1 (seed {}) and what the prompt gives; at least {} wanted {}, near ties of a router left out",
         verdict(report.pass),
         ui::counted(report.shards.len(), "shard"),
@@ -54,7 +53,7 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> io::Result<()> {
         report.seed,
         report.threshold,
         wanted_at(report.rule)
-    ))
+    ));
 }
 
 /// Returns the deciding rule and its reason, in words.
@@ -77,30 +76,29 @@ pub fn wanted_at(rule: DecidingRule) -> &'static str {
 /// Most positions of a shard that are listed.
 const LISTED: usize = 8;
 
-/// Prints the positions of a shard that fail, and the choices of its router that differ.
-fn print_places(s: &ShardProbes, ui: &Ui) -> io::Result<()> {
+/// Shows the positions of a shard that fail, and the choices of its router that differ.
+fn show_places(s: &ShardProbes, out: &mut Vec<String>) {
     let shard = &s.shard;
     for p in s.below.iter().filter(|_| !s.pass).take(LISTED) {
         let cosine = p.cosine.unwrap_or(0.0);
-        ui.line(format!("{shard}: {}, position {}: cosine {cosine:.6}, too low", p.probe, p.position))?;
+        out.push(format!("{shard}: {}, position {}: cosine {cosine:.6}, too low", p.probe, p.position));
     }
     if s.below.len() > LISTED && !s.pass {
-        ui.line(format!("{shard}: {} positions are too low in all", s.below.len()))?;
+        out.push(format!("{shard}: {} positions are too low in all", s.below.len()));
     }
     for p in s.not_zero.iter().take(LISTED) {
         let (probe, position) = (&p.probe, p.position);
-        ui.line(format!(
+        out.push(format!(
             "{shard}: {probe}, position {position}: zero in the FP16 form, and not in the shard"
-        ))?;
+        ));
     }
     for c in &s.choices {
         let tie = if c.near_tie { ": a near tie, excused" } else { "" };
-        ui.line(format!(
+        out.push(format!(
             "{shard}: {}, position {}: its router chooses {:?} instead of {:?}, whose logit leads by {:.3} in the FP16 form{tie}",
             c.probe, c.position, c.chosen, c.expected, c.margin
-        ))?;
+        ));
     }
-    Ok(())
 }
 
 /// Describes a continuation that falls into one token.
@@ -138,9 +136,9 @@ pub fn text_gate(t: &TextGate) -> String {
     line
 }
 
-/// Prints the weight gate, each line behind `indent`.
-pub fn print_weights(w: &WeightGate, indent: &str, ui: &Ui) -> io::Result<()> {
-    ui.line(format!(
+/// Shows the weight gate, each line behind `indent`.
+pub fn show_weights(w: &WeightGate, indent: &str, out: &mut Vec<String>) {
+    out.push(format!(
         "{indent}{}: {} compared with the checkpoint's, lowest cosine of a row {:.3}, scales {:.3} to {:.3}, {} wrong",
         verdict(w.pass),
         ui::counted(w.compared, "weight"),
@@ -148,12 +146,12 @@ pub fn print_weights(w: &WeightGate, indent: &str, ui: &Ui) -> io::Result<()> {
         w.min_excess,
         w.max_share,
         w.wrong
-    ))?;
-    w.faults.iter().try_for_each(|fault| ui.line(format!("{indent}  {fault}")))
+    ));
+    out.extend(w.faults.iter().map(|fault| format!("{indent}  {fault}")));
 }
 
-/// Prints the golden gate.
-pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
+/// Shows the golden gate.
+pub fn show_golden(gate: &GoldenGate, out: &mut Vec<String>) {
     let (v, fp16) = (&gate.usual, &gate.fp16);
     let row = |name: String, a: &Agreement| {
         let kl = a.kl.map_or_else(|| "not a number".into(), |kl| format!("{kl:.5}"));
@@ -165,43 +163,42 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
     let mut shown: Vec<_> = v.decode.first().into_iter().chain(lowest).collect();
     shown.dedup_by_key(|d| d.step);
     let steps = shown.iter().map(|d| row(format!("decode step {}", d.step), &d.agreement));
-    Table::new(&["after", "cosine", "KL, nats", "same top token"])
-        .with_rows(positions.chain(steps))
-        .print(ui)?;
+    let table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
+    out.extend(table.with_rows(positions.chain(steps)).lines());
     for c in &v.wrong_choices {
         let tie = if c.near_tie { ": a near tie" } else { "" };
-        ui.line(format!(
+        out.push(format!(
             "decode step {}: token {} instead of {}, whose logit leads by {:.3} in the reference{tie}",
             c.step, c.chosen, c.expected, c.margin
-        ))?;
+        ));
     }
-    ui.line(format!(
+    out.push(format!(
         "mean divergence {:.5} nats; the same token is the most probable in {:.1} %",
         v.mean_kl,
         100.0 * v.top1_agreement
-    ))?;
-    gate.exact.iter().try_for_each(|exact| {
-        ui.line(format!(
+    ));
+    out.extend(gate.exact.iter().map(|exact| {
+        format!(
             "with exact products (--exact): lowest cosine {:.6}, mean divergence {:.5} nats",
             exact.min_cosine, exact.mean_kl
-        ))
-    })?;
-    ui.line(format!(
+        )
+    }));
+    out.push(format!(
         "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {}",
         fp16.median_cosine,
         fp16.threshold,
         fp16.min_cosine,
         ui::counted(fp16.wrong_choices.len(), "differing choice")
-    ))?;
+    ));
     if let Some(first) = fp16.not_finite.first() {
-        ui.line(format!(
+        out.push(format!(
             "in fp16 the logits of {} are not numbers, first at {first}, steps counted behind the prompt: values overflow there",
             ui::counted(fp16.not_finite.len(), "position")
-        ))?;
+        ));
     }
-    v.repeated.iter().try_for_each(|r| ui.line(repeated(r)))?;
-    fp16.repeated.iter().try_for_each(|r| ui.line(format!("{} (rounded to fp16)", repeated(r))))?;
-    ui.line(format!(
+    out.extend(v.repeated.as_ref().map(repeated));
+    out.extend(fp16.repeated.iter().map(|r| format!("{} (rounded to fp16)", repeated(r))));
+    out.push(format!(
         "{}: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} below, over {} and {}; {} of {} equal",
         verdict(gate.pass),
         v.median_cosine,
@@ -212,5 +209,5 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
         ui::counted(v.decode.len(), "step"),
         v.tokens_equal,
         ui::counted(v.expected_ids.len(), "greedy token")
-    ))
+    ));
 }

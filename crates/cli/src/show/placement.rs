@@ -1,15 +1,14 @@
 //! Placement of packages, for people.
 
-use crate::ui::{self, Table, Ui};
+use crate::ui::{self, Table};
 use anemoe_gates::residency::op_summary::OpCounts;
 use anemoe_gates::residency::rule::{Evidence, Verdict};
 use anemoe_gates::residency::verdict::{PackageReport, Reason};
 use anemoe_gates::residency::{Comparison, Report};
 use std::collections::BTreeMap;
-use std::io;
 
-/// Prints the placement: a row per kind of package, then the reasons, and changes that would help.
-pub fn print(report: &Report, ui: &Ui) -> io::Result<()> {
+/// Shows the placement: a row per kind of package, then the reasons, and changes that would help.
+pub fn show(report: &Report, out: &mut Vec<String>) {
     let rows = ui::folded(report.packages.iter().map(|p| {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
@@ -24,19 +23,19 @@ pub fn print(report: &Report, ui: &Ui) -> io::Result<()> {
     let row = |(p, n, cells): &(&PackageReport, usize, Vec<String>)| {
         [&[p.name.clone(), n.to_string()], &cells[..]].concat()
     };
-    Table::new(&headings).with_rows(rows.iter().map(row)).print(ui)?;
-    ui.line("\nops, as predicted:")?;
+    out.extend(Table::new(&headings).with_rows(rows.iter().map(row)).lines());
+    out.push("\nops, as predicted:".into());
     for (p, n, _) in &rows {
         let times = if *n > 1 { format!(" (each of {n})") } else { String::new() };
-        ui.line(format!("  {}{times}: {}", p.name, p.summary.line))?;
+        out.push(format!("  {}{times}: {}", p.name, p.summary.line));
     }
     if report.packages.len() > 1 {
-        ui.line(format!("  in sum: {}", report.summary.line))?;
+        out.push(format!("  in sum: {}", report.summary.line));
     }
-    print_small_functions(report, ui)?;
-    print_reasons(report, ui)?;
-    print_measured(report, ui)?;
-    report.device.iter().try_for_each(|device| print_device(device, ui))?;
+    show_small_functions(report, out);
+    show_reasons(report, out);
+    show_measured(report, out);
+    report.device.iter().for_each(|device| show_device(device, out));
     let verdict = match (report.pass, report.verdicts.unknown) {
         (false, _) => "FAIL",
         (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
@@ -44,14 +43,15 @@ pub fn print(report: &Report, ui: &Ui) -> io::Result<()> {
     };
     let (packages, devices) = (ui::counted(report.packages.len(), "package"), devices(report));
     let strict = if report.strict { " (strict: unknown fails, and so does small)" } else { "" };
-    ui.line(format!("{verdict}: {packages}, predicted: {devices}{strict}"))?;
-    ui.line(
-        "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
-    )
+    out.push(format!("{verdict}: {packages}, predicted: {devices}{strict}"));
+    out.push(
+        "predicted from measurements that others published (anemoe check --rules); only a Mac can measure"
+            .into(),
+    );
 }
 
-/// Prints the packages whose program an imported report measured, with the report.
-pub fn print_measured(report: &Report, ui: &Ui) -> io::Result<()> {
+/// Shows the packages whose program an imported report measured, with the report.
+pub fn show_measured(report: &Report, out: &mut Vec<String>) {
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for p in &report.packages {
         if let Some(measured) = &p.measured {
@@ -59,18 +59,18 @@ pub fn print_measured(report: &Report, ui: &Ui) -> io::Result<()> {
         }
     }
     if !found.is_empty() {
-        ui.line("\nmeasured, by imported evidence:")?;
+        out.push("\nmeasured, by imported evidence:".into());
     }
-    found.iter().try_for_each(|(text, names)| {
+    for (text, names) in &found {
         let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
-        ui.line(format!("  {}{more}: {text}", names[..names.len().min(3)].join(", ")))
-    })
+        out.push(format!("  {}{more}: {text}", names[..names.len().min(3)].join(", ")));
+    }
 }
 
-/// Prints the functions that the CPU runs because they are tiny, in packages that other functions decide, and their cost.
-fn print_small_functions(report: &Report, ui: &Ui) -> io::Result<()> {
+/// Shows the functions that the CPU runs because they are tiny, in packages that other functions decide, and their cost.
+fn show_small_functions(report: &Report, out: &mut Vec<String>) {
     let with = || report.packages.iter().filter(|p| !p.small_functions.is_empty());
-    let Some(first) = with().next() else { return Ok(()) };
+    let Some(first) = with().next() else { return };
     let whole = ui::bytes(first.weight_bytes.unwrap_or(0));
     let names = first.small_functions.iter();
     let names = names.map(|f| format!("{} ({} of {whole})", f.name, ui::bytes(f.weight_bytes)));
@@ -78,13 +78,13 @@ fn print_small_functions(report: &Report, ui: &Ui) -> io::Result<()> {
         1 => String::new(),
         n => format!(", and alike in {} more", n - 1),
     };
-    ui.line(format!(
+    out.push(format!(
         "\ntoo small for the Neural Engine, in packages whose weights other functions hold: {} of {}{alike}. The CPU runs them, and \
          reads so much in each call: {} when each is called once",
         names.collect::<Vec<_>>().join(", "),
         first.name,
         ui::bytes(with().flat_map(|p| &p.small_functions).map(|f| f.weight_bytes).sum())
-    ))
+    ));
 }
 
 /// Label of a package on the CPU that is too small for its device to matter.
@@ -108,8 +108,8 @@ pub fn devices(report: &Report) -> String {
     format!("{} on the Neural Engine{}", v.ane, others.collect::<String>())
 }
 
-/// Prints one line per rule over all packages, since the same shard of thirty layers has the same reason.
-fn print_reasons(report: &Report, ui: &Ui) -> io::Result<()> {
+/// Shows one line per rule over all packages, since the same shard of thirty layers has the same reason.
+fn show_reasons(report: &Report, out: &mut Vec<String>) {
     let mut reasons: Vec<Folded<'_>> = Vec::new();
     let mut warnings: Vec<Folded<'_>> = Vec::new();
     for p in &report.packages {
@@ -129,22 +129,22 @@ fn print_reasons(report: &Report, ui: &Ui) -> io::Result<()> {
         if list.is_empty() {
             continue;
         }
-        ui.line(format!("\n{heading}:"))?;
+        out.push(format!("\n{heading}:"));
         for f in list {
             let r = f.first;
             let verdict = if heading == "why" { format!("{}, ", r.verdict.name()) } else { String::new() };
             let severity = format!("{:?}", r.severity).to_lowercase();
-            ui.line(format!("  {} [{verdict}{severity}]: {}{}", r.rule, r.text, f.place()))?;
+            out.push(format!("  {} [{verdict}{severity}]: {}{}", r.rule, r.text, f.place()));
             if !r.advice.is_empty() {
-                ui.line(format!("      change: {}", r.advice))?;
+                out.push(format!("      change: {}", r.advice));
             }
             if !r.evidence.is_empty() {
-                ui.line(format!("      measured: {}", sources.notes(&r.evidence)))?;
+                out.push(format!("      measured: {}", sources.notes(&r.evidence)));
             }
         }
     }
-    sources.print(ui)?;
-    ui.line("")
+    sources.show(out);
+    out.push(String::new());
 }
 
 /// Sources of evidence as numbered notes, without repetitions.
@@ -166,18 +166,17 @@ impl Sources {
         found.iter().map(&mut mark).collect::<Vec<_>>().join(" ")
     }
 
-    /// Prints the notes.
-    pub fn print(&self, ui: &Ui) -> io::Result<()> {
+    /// Shows the notes.
+    pub fn show(&self, out: &mut Vec<String>) {
         if self.0.is_empty() {
-            return Ok(());
+            return;
         }
-        ui.line(
-            "\nsources (A: several measurements agree; B: one careful measurement; C: a claim, or contradictions):",
-        )?;
+        out.push(
+            "\nsources (A: several measurements agree; B: one careful measurement; C: a claim, or contradictions):".into(),
+        );
         for (i, text) in self.0.iter().enumerate() {
-            ui.line(format!("  [{}] {text}", i + 1))?;
+            out.push(format!("  [{}] {text}", i + 1));
         }
-        Ok(())
     }
 }
 
@@ -220,45 +219,48 @@ fn evidence(e: &Evidence) -> String {
     format!("{:?}: {} [{}]{place}", e.strength, e.finding, e.source)
 }
 
-/// Prints every op with its prediction.
-pub fn print_ops(report: &Report, ui: &Ui) -> io::Result<()> {
+/// Shows every op with its prediction.
+pub fn show_ops(report: &Report, out: &mut Vec<String>) {
     for (p, f) in report.packages.iter().flat_map(|p| p.functions.iter().map(move |f| (p, f))) {
-        ui.line(format!("{} {}: {}", p.name, f.name, f.verdict.name()))?;
+        out.push(format!("{} {}: {}", p.name, f.name, f.verdict.name()));
         let rows = f.op_list.iter().map(|op| {
             vec![op.name.clone(), op.op_type.clone(), op.verdict.name().into(), op.rules.join(" ")]
         });
-        Table::new(&["op", "type", "predicted", "rules"]).with_rows(rows).print(ui)?;
-        ui.line("")?;
+        out.extend(Table::new(&["op", "type", "predicted", "rules"]).with_rows(rows).lines());
+        out.push(String::new());
     }
-    Ok(())
 }
 
-fn print_device(c: &Comparison, ui: &Ui) -> io::Result<()> {
-    ui.line(format!("plan report of {}, {}, {}:", c.chip, c.os, c.compute_units))?;
+fn show_device(c: &Comparison, out: &mut Vec<String>) {
+    out.push(format!("plan report of {}, {}, {}:", c.chip, c.os, c.compute_units));
     let rows = c.confusion.iter().map(|(predicted, p)| {
         let counts = [p.ane, p.gpu, p.cpu, p.none].map(|n| n.to_string());
         [&[predicted.to_string()], &counts[..]].concat()
     });
-    Table::new(&["predicted", "planned ANE", "GPU", "CPU", "no device"]).with_rows(rows).print(ui)?;
+    out.extend(Table::new(&["predicted", "planned ANE", "GPU", "CPU", "no device"]).with_rows(rows).lines());
     for p in &c.packages {
-        ui.line(format!("  {}, as planned: {}", p.name, p.summary.line))?;
+        out.push(format!("  {}, as planned: {}", p.name, p.summary.line));
     }
-    ui.line(format!(
+    out.push(format!(
         "{} ops joined, {} only in the packages, {} only in the report; {} of {} decided predictions agree; {} packages not in the report",
         c.joined, c.not_in_report, c.not_in_packages, c.agreeing, c.decided, c.packages_without_plan
-    ))?;
+    ));
     for d in c.disagreements.iter().take(20) {
         let device = d.preferred.map_or("none".into(), |p| format!("{p:?}").to_lowercase());
         let (predicted, rules) = (d.predicted.name(), d.rules.join(" "));
-        ui.line(format!(
+        out.push(format!(
             "  {} {} {} ({}): predicted {predicted}, planned {device} {rules}",
             d.package, d.function, d.op, d.op_type
-        ))?;
+        ));
     }
     let says = c.verdict.map_or("nothing: none of its packages is checked here", Verdict::name);
-    ui.line(format!("the plan says {says}"))?;
+    out.push(format!("the plan says {says}"));
     if c.verdict == Some(Verdict::Unknown) {
-        ui.line("(no device for some ops or all: the plan API gives none when a model's deployment target is too low, and on some systems for every op)")?;
+        out.push(
+            "(no device for some ops or all: the plan API gives none when a model's deployment target is too \
+             low, and on some systems for every op)"
+                .into(),
+        );
     }
-    ui.line("")
+    out.push(String::new());
 }

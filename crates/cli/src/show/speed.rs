@@ -1,6 +1,6 @@
 //! Predicted speed, for people.
 
-use crate::ui::{self, Table, Ui};
+use crate::ui::{self, Table};
 use anemoe_bundle::ShardKind;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::drafts::{DrafterForecast, SpeculationForecast};
@@ -43,22 +43,22 @@ fn span(s: &Span) -> String {
     format!("{:.digits$} ({:.digits$} to {:.digits$})", s.likely, s.low, s.high)
 }
 
-/// Prints passes of one token and of several, speculation, and forms.
-pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
+/// Shows passes of one token and of several, speculation, and forms.
+pub fn show(document: &SpeedDocument, out: &mut Vec<String>) {
     let d = document;
-    ui.line(format!(
+    out.push(format!(
         "{} on {}: predicted from published figures, nothing is measured",
         d.source, d.profile.chip
-    ))?;
+    ));
     for f in [&d.one, &d.several] {
-        print_pass(f, ui)?;
+        show_pass(f, out);
         if d.several.tokens == 1 {
             break;
         }
     }
     if !d.contexts.is_empty() {
-        ui.line("\none token in a short context:")?;
-        print_contexts(&d.contexts, &d.one, ui)?;
+        out.push("\none token in a short context:".into());
+        show_contexts(&d.contexts, &d.one, out);
     }
     if d.several.tokens > 1 {
         let gains: Vec<String> = d.speculation.gains.iter().map(|(p, g)| format!("{g:.2} at {p}")).collect();
@@ -69,25 +69,22 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
             true => ". One model with several experts was measured at 4.4 times, which nothing here explains",
             false => "",
         };
-        ui.line(format!(
+        out.push(format!(
             "\na pass of {} tokens takes {:.2} times one of one token; with drafts, speed over plain decoding by the share that \
              is right: {}{measured}",
             d.speculation.tokens,
             d.speculation.over_one,
             gains.join(", ")
-        ))?;
+        ));
     }
     if let Some(drafter) = &d.drafter {
-        print_drafter(drafter, ui)?;
+        show_drafter(drafter, out);
     }
     if !d.forms.is_empty() {
-        ui.line("\nforms, one token:")?;
-        print_forms(&d.forms, ui)?;
+        out.push("\nforms, one token:".into());
+        show_forms(&d.forms, out);
     }
-    match &d.recommended {
-        Some(r) => ui.line(recommendation(r)),
-        None => Ok(()),
-    }
+    out.extend(d.recommended.as_ref().map(recommendation));
 }
 
 /// Formats the form to build, with a line for each reason.
@@ -96,8 +93,8 @@ pub fn recommendation(r: &Recommendation) -> String {
     std::iter::once(format!("recommended: {}", r.form)).chain(lines).collect()
 }
 
-fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
-    ui.line(format!(
+fn show_pass(f: &Forecast, out: &mut Vec<String>) {
+    out.push(format!(
         "\n{}: {} ms, {} tokens a second; {:.1} calls, {} of packages, bound by {}",
         if f.tokens == 1 { "one token".into() } else { format!("{} tokens at once", f.tokens) },
         span(&f.ms),
@@ -105,7 +102,7 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
         f.calls,
         ui::bytes(f.bundle_bytes as u64),
         f.bottleneck.name()
-    ))?;
+    ));
     let rows = f.kinds.iter().map(|k| {
         vec![
             k.kind.name().into(),
@@ -118,22 +115,22 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
         ]
     });
     let headings = ["kind", "calls", "bytes", "multiply-adds", "cache", "ms", "bound by"];
-    Table::new(&headings).with_rows(rows).print(ui)
+    out.extend(Table::new(&headings).with_rows(rows).lines());
 }
 
-/// Prints passes in contexts side by side, the whole context last.
-fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::Result<()> {
+/// Shows passes in contexts side by side, the whole context last.
+fn show_contexts(contexts: &[Forecast], whole: &Forecast, out: &mut Vec<String>) {
     let rows = contexts.iter().chain([whole]).map(|f| {
         let positions = f.context.map_or("all".into(), |n| format!("up to {n}"));
         let cache: f64 = f.kinds.iter().map(|k| k.cache_bytes).sum();
         vec![positions, ui::bytes(cache as u64), span(&f.ms), span(&f.tok_s)]
     });
-    Table::new(&["positions", "cache", "ms", "tokens a second"]).with_rows(rows).print(ui)
+    out.extend(Table::new(&["positions", "cache", "ms", "tokens a second"]).with_rows(rows).lines());
 }
 
-/// Prints a drafter's call, and passes over its drafts by form.
-fn print_drafter(d: &DrafterForecast, ui: &Ui) -> std::io::Result<()> {
-    ui.line(format!("\ndrafter {}: {} ms for a drafted token", d.source, span(&d.ms)))?;
+/// Shows a drafter's call, and passes over its drafts by form.
+fn show_drafter(d: &DrafterForecast, out: &mut Vec<String>) {
+    out.push(format!("\ndrafter {}: {} ms for a drafted token", d.source, span(&d.ms)));
     let rows = d.forms.iter().flat_map(|form| {
         form.passes.iter().map(|pass| {
             vec![
@@ -146,11 +143,11 @@ fn print_drafter(d: &DrafterForecast, ui: &Ui) -> std::io::Result<()> {
         })
     });
     let headings = ["form", "drafted", "ms of the pass", "over one token, drafting included", "pays from"];
-    Table::new(&headings).with_rows(rows).print(ui)
+    out.extend(Table::new(&headings).with_rows(rows).lines());
 }
 
-/// Prints forms side by side.
-fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
+/// Shows forms side by side.
+fn show_forms(forms: &[CostedForm], out: &mut Vec<String>) {
     let rows = forms.iter().map(|f| {
         let v = &f.verdicts;
         let read: f64 = f.forecast.kinds.iter().map(|k| k.bytes).sum();
@@ -165,5 +162,5 @@ fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
         ]
     });
     let headings = ["form", "calls", "read", "ms", "tokens a second", "bound by", "placement"];
-    Table::new(&headings).with_rows(rows).print(ui)
+    out.extend(Table::new(&headings).with_rows(rows).lines());
 }
