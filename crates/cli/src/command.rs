@@ -38,7 +38,7 @@ pub trait CommandReport: Serialize {
         true
     }
 
-    /// Does the work that goes on behind the report, as a server's.
+    /// Does the work that goes on behind the report.
     fn go_on(self) -> anyhow::Result<()>
     where
         Self: Sized,
@@ -57,12 +57,16 @@ pub struct Page {
     /// Lines for people.
     #[serde(skip)]
     pub lines: Vec<String>,
+    /// Work that goes on behind the report, as a server's.
+    #[serde(skip)]
+    pub later: Option<Box<dyn FnOnce() -> anyhow::Result<()>>>,
 }
 
 impl Page {
     /// Makes the report of a command without a gate.
     pub fn new(document: Value, lines: impl IntoIterator<Item = impl Into<String>>) -> Page {
-        Page { document, passed: true, lines: lines.into_iter().map(Into::into).collect() }
+        let lines = lines.into_iter().map(Into::into).collect();
+        Page { document, passed: true, lines, later: None }
     }
 }
 
@@ -86,6 +90,10 @@ impl CommandReport for Page {
 
     fn passed(&self) -> bool {
         self.passed
+    }
+
+    fn go_on(self) -> anyhow::Result<()> {
+        self.later.map_or(Ok(()), |later| later())
     }
 }
 

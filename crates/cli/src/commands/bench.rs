@@ -5,20 +5,20 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, extended, to_value};
 use crate::files::Overwrite;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::show::bench_tables;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::Machine;
-use anemoe_gates::facts::{self, Facts};
+use anemoe_gates::facts;
 use anemoe_io::{Error, Output, proc_bytes};
 use anemoe_kernels::{Pool, measure_bandwidth};
-use anemoe_runtime::bench::{BenchOptions, BenchTokens, Speeds};
+use anemoe_runtime::bench::{BenchOptions, BenchTokens};
 use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
-use serde::Serialize;
+use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -111,9 +111,9 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 impl Command for Args {
-    type Report = BenchReport;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<BenchReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let recorder = Recorder::new(&self.journal, "bench");
         let save = self.save.as_deref().map(|path| check_output(path, self.overwrite)).transpose()?;
         let backend = self.executor.backend()?;
@@ -159,112 +159,51 @@ impl Command for Args {
         let fast = core_ml.is_none().then(|| self.executor.products());
         let speeds = options.measure(&model, tokens, fast, read_gb_s, &|| bar.inc(1))?;
         drop(bar);
-        let report = BenchReport {
-            schema: SCHEMA,
-            version: env!("CARGO_PKG_VERSION").into(),
-            bundle: self.bundle,
-            source: chain.source,
-            mode: if core_ml.is_some() { "coreml".into() } else { self.executor.mode() },
-            machine: MachineReport {
-                machine: Machine::here(),
-                threads: Pool::global().threads(),
-                read_gb_s,
-                read_gb_s_after: read_bandwidth(),
-            },
-            repetitions: options.repetitions,
-            load_s,
-            first_token_s,
-            memory: Memory {
-                own_bytes: proc_bytes("/proc/self/status", "RssAnon"),
-                mapped_bytes: proc_bytes("/proc/self/status", "RssFile"),
-            },
-            lists_shards: self.shards,
-            lacks_ops: self.ops && speeds.ops.is_empty(),
-            speeds,
-            save,
-        };
-        recorder.end(&report.bundle, "", report.facts());
-        Ok(report)
-    }
-}
-
-/// Figures of one run.
-#[derive(Serialize)]
-pub struct BenchReport {
-    schema: u32,
-    version: String,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    pub bundle: PathBuf,
-    pub source: String,
-    /// `exact` or `fast` (products of 8-bit integers and bf16), and the first option that does not have its default.
-    pub mode: String,
-    pub machine: MachineReport,
-    repetitions: usize,
-    /// Seconds to open the bundle.
-    pub load_s: f64,
-    /// Seconds from the start to the first token's logits.
-    pub first_token_s: f64,
-    pub memory: Memory,
-    #[serde(flatten)]
-    pub speeds: Speeds,
-    /// True if each shard is printed.
-    #[serde(skip)]
-    pub lists_shards: bool,
-    /// True if operations were to be measured, and none is fused.
-    #[serde(skip)]
-    lacks_ops: bool,
-    #[serde(skip)]
-    save: Option<Output>,
-}
-
-#[derive(Serialize)]
-pub struct MachineReport {
-    #[serde(flatten)]
-    pub machine: Machine,
-    pub threads: usize,
-    /// Bandwidth of all threads together before the measurements, in GB/s.
-    pub read_gb_s: f64,
-    /// Bandwidth of all threads together after the measurements, in GB/s.
-    pub read_gb_s_after: f64,
-}
-
-/// Resident memory after the last measurement; absent if the system does not tell.
-#[derive(Serialize)]
-pub struct Memory {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mapped_bytes: Option<u64>,
-}
-
-impl BenchReport {
-    /// Makes the facts of the journal, which `anemoe report` reads.
-    fn facts(&self) -> Facts {
-        let mut facts = facts::of(serde_json::json!({
-            "mode": self.mode,
-            "threads": self.machine.threads,
-            "read_gb_s": self.machine.read_gb_s,
-            "load_s": self.load_s,
-            "first_token_s": self.first_token_s,
+        let (machine, threads, read_after) = (Machine::here(), Pool::global().threads(), read_bandwidth());
+        let [own, mapped] = ["RssAnon", "RssFile"].map(|name| proc_bytes("/proc/self/status", name));
+        // `exact` or `fast` (products of 8-bit integers and bf16), and the first option that does not have its default.
+        let mode = if core_ml.is_some() { "coreml".into() } else { self.executor.mode() };
+        // `anemoe report` reads them.
+        let mut facts = facts::of(json!({
+            "mode": mode, "threads": threads, "read_gb_s": read_gb_s, "load_s": load_s, "first_token_s": first_token_s,
         }));
-        facts.extend(facts::speeds(&self.speeds));
-        facts
-    }
-}
-
-impl CommandReport for BenchReport {
-    fn show(&self, out: &mut Vec<String>) {
-        bench_tables::show(self, out);
-        if self.lacks_ops {
-            out.push("operations: only those of fused functions are measured, and none is fused here".into());
+        facts.extend(facts::speeds(&speeds));
+        recorder.end(&self.bundle, "", facts);
+        let (bundle, source) = (self.bundle.display().to_string(), chain.source);
+        let mut lines = vec![
+            format!(
+                "{}, {threads} threads, {}: reads {read_gb_s:.1} GB/s before, {read_after:.1} after",
+                machine.cpu.as_deref().unwrap_or("this machine"),
+                machine.isa.as_deref().unwrap_or("scalar")
+            ),
+            format!(
+                "{bundle} ({source}), {mode}; loaded in {load_s:.2} s, first token behind {first_token_s:.2} s"
+            ),
+        ];
+        let resident = |(own, mapped): (u64, u64)| {
+            format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000)
+        };
+        lines.extend(own.zip(mapped).map(resident));
+        bench_tables::show(&speeds, read_gb_s, self.shards, &mut lines);
+        if self.ops && speeds.ops.is_empty() {
+            lines.push(
+                "operations: only those of fused functions are measured, and none is fused here".into(),
+            );
         }
-    }
-
-    /// Writes the file after the output was shown, so that a failure does not lose it.
-    fn go_on(self) -> anyhow::Result<()> {
-        let text = serde_json::to_vec_pretty(&self)?;
-        let Some(save) = self.save else { return Ok(()) };
-        Ok(save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?)
+        // Bandwidth of all threads together, before and after the measurements.
+        let figures = json!({"threads": threads, "read_gb_s": read_gb_s, "read_gb_s_after": read_after});
+        let document = json!({
+            "schema": SCHEMA, "version": env!("CARGO_PKG_VERSION"), "bundle": bundle, "source": source, "mode": mode,
+            "machine": extended(to_value(&machine)?, &figures)?, "repetitions": options.repetitions, "load_s": load_s,
+            "first_token_s": first_token_s, "memory": facts::of(json!({"own_bytes": own, "mapped_bytes": mapped})),
+        });
+        let document = extended(document, &speeds)?;
+        let Some(save) = save else { return Ok(Page::new(document, lines)) };
+        let text = serde_json::to_vec_pretty(&document)?;
+        // Written after the output was shown, so that a failure does not lose it.
+        let write =
+            move || Ok(save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?);
+        Ok(Page { later: Some(Box::new(write)), ..Page::new(document, lines) })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page};
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
@@ -19,8 +19,7 @@ use anemoe_server::listen_host::{ListenHost, Listening};
 use anemoe_text::chat::ChatTemplate;
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
-use serde::Serialize;
-use std::net::TcpListener;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -185,9 +184,9 @@ fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 impl Command for Args {
-    type Report = Serving;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<Serving> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         self.run.check()?;
         self.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
         anyhow::ensure!(
@@ -236,39 +235,10 @@ impl Command for Args {
         if !args.host.is_loopback() && settings.keys.is_empty() {
             message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
         }
-        let (model, seconds) = (ids.first().cloned().unwrap_or_default(), started.elapsed().as_secs_f64());
-        let server = PreparedServer { settings, models, listeners, stop };
-        Ok(Serving { url, model, models: ids, seconds, server })
-    }
-}
-
-/// A server whose models are open.
-#[derive(Serialize)]
-pub struct Serving {
-    url: String,
-    /// Name of the first model.
-    model: String,
-    models: Vec<String>,
-    #[serde(skip)]
-    seconds: f64,
-    #[serde(skip)]
-    server: PreparedServer,
-}
-
-struct PreparedServer {
-    settings: ServerSettings,
-    models: Models,
-    listeners: Vec<TcpListener>,
-    stop: Arc<ShutdownSwitch>,
-}
-
-impl CommandReport for Serving {
-    fn show(&self, out: &mut Vec<String>) {
-        out.push(format!("{} at {} (loaded in {:.1} s)", self.models.join(", "), self.url, self.seconds));
-    }
-
-    fn go_on(self) -> anyhow::Result<()> {
-        let PreparedServer { settings, models, listeners, stop } = self.server;
-        Ok(serve(settings, models, listeners, &stop)?)
+        let seconds = started.elapsed().as_secs_f64();
+        let line = format!("{} at {url} (loaded in {seconds:.1} s)", ids.join(", "));
+        let document = json!({"url": url, "model": ids.first(), "models": ids});
+        let later = move || Ok(serve(settings, models, listeners, &stop)?);
+        Ok(Page { later: Some(Box::new(later)), ..Page::new(document, [line]) })
     }
 }

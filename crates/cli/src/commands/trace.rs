@@ -4,7 +4,7 @@ use crate::args::executor::precision;
 use crate::args::numbers::choice;
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
-use crate::command::{Command, Page, extended};
+use crate::command::{Command, Page, to_value};
 use crate::files;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::target::expect_bundle;
@@ -16,7 +16,6 @@ use anemoe_gates::reference::Golden;
 use anemoe_gates::trace::{self, Fidelity, Trace};
 use anemoe_runtime::cpu::Precision;
 use clap::builder::TypedValueParser;
-use serde_json::json;
 use std::path::PathBuf;
 
 /// Show behind which layer a bundle leaves its golden, and why.
@@ -71,10 +70,10 @@ impl Command for Args {
         let mut facts = facts::trace(&found, &self.golden);
         facts.extend(swap.iter().map(|swaps| ("swap".into(), facts::swaps(swaps).into())));
         recorder.end(&self.bundle, status::DONE, facts);
-        let (mut document, mut lines) = (extended(json!({}), &found)?, Vec::new());
+        let (mut document, mut lines) = (to_value(&found)?, Vec::new());
         show(&found, &mut lines);
         if let Some(swaps) = &swap {
-            document = extended(document, &json!({"swap": swaps}))?;
+            document["swap"] = to_value(swaps)?;
             lines.push(String::new());
             show_swaps(swaps, &mut lines);
         }

@@ -4,7 +4,7 @@ use crate::args::origin::{Origin, OriginArgs};
 use crate::args::runner::RunnerArgs;
 use crate::args::text_gate_args::TextGateArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, Page, to_value};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
 use crate::recorder::{JournalArgs, Recorder};
@@ -14,17 +14,17 @@ use crate::target::expect_bundle;
 use crate::ui::{Ui, verdict};
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
-use anemoe_gates::facts::{self, Facts};
+use anemoe_gates::facts;
 use anemoe_gates::gated::{NamedGate, NamedGolden};
 use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::{self, TextGate};
-use anemoe_gates::weight_gate::{self, WeightGate};
+use anemoe_gates::weight_gate;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::Model;
 use anyhow::Context;
-use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -73,9 +73,9 @@ pub struct Args {
 }
 
 impl Command for Args {
-    type Report = Validation;
+    type Report = Page;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<Validation> {
+    fn run(self, ui: &Ui) -> anyhow::Result<Page> {
         let recorder = Recorder::new(&self.journal, "validate");
         anyhow::ensure!(
             (-1.0..=1.0).contains(&self.min_cosine),
@@ -127,100 +127,54 @@ impl Command for Args {
             && probes.as_ref().is_none_or(|p| p.pass)
             && weights.as_ref().is_none_or(|w| w.pass)
             && text.as_ref().is_none_or(TextGate::is_good_enough);
-        let gate = gates.first().map(|g| GoldenGate { pass, ..g.gate.clone() });
-        let without_golden = gate.is_none().then_some(pass);
-        let found =
-            Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes };
-        recorder.gate(&found.bundle, pass, found.facts());
-        Ok(found)
-    }
-}
-
-/// Results of the gates that `validate` runs.
-#[derive(Serialize)]
-pub struct Validation {
-    #[serde(skip)]
-    bundle: PathBuf,
-    /// The golden gate with the first golden; `pass` is true if all gates pass.
-    #[serde(flatten)]
-    pub gate: Option<GoldenGate>,
-    /// True if all gates pass, where there is no golden.
-    #[serde(rename = "pass", skip_serializing_if = "Option::is_none")]
-    without_golden: Option<bool>,
-    /// The golden gate with each golden.
-    #[serde(skip_serializing_if = "is_single")]
-    pub goldens: Vec<NamedGate>,
-    /// The weight gate, where the checkpoint is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weights: Option<WeightGate>,
-    /// The text gate, where the checkpoint is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub text: Option<TextGate>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub probes: Option<ProbeReport>,
-}
-
-fn is_single(goldens: &[NamedGate]) -> bool {
-    goldens.len() < 2
-}
-
-impl CommandReport for Validation {
-    fn show(&self, out: &mut Vec<String>) {
-        let are_several = !is_single(&self.goldens);
-        for named in &self.goldens {
-            if are_several {
-                out.push(format!("{}:", named.golden.display()));
-            }
-            show_golden(&named.gate, out);
+        let golden_facts = |g: &NamedGate| facts::validation(&g.gate, Some(&g.golden));
+        let mut facts = gates.first().map(golden_facts).unwrap_or_default();
+        facts.insert("pass".into(), pass.into());
+        let mut document = match gates.first() {
+            Some(first) => to_value(&GoldenGate { pass, ..first.gate.clone() })?,
+            None => json!({"pass": pass}),
+        };
+        let mut lines = Vec::new();
+        let are_several = gates.len() > 1;
+        for NamedGate { golden, gate } in &gates {
+            lines.extend(are_several.then(|| format!("{}:", golden.display())));
+            show_golden(gate, &mut lines);
         }
-        let failed: Vec<&NamedGate> = self.goldens.iter().filter(|g| !g.gate.pass).collect();
+        let failed: Vec<&NamedGate> = gates.iter().filter(|g| !g.gate.pass).collect();
         if are_several {
+            document["goldens"] = to_value(&gates)?;
             let names: Vec<String> = failed.iter().map(|g| g.golden.display().to_string()).collect();
-            out.push(match failed.len() {
-                0 => format!("pass: all {} goldens", self.goldens.len()),
-                n => format!("FAIL: {n} of {} goldens: {}", self.goldens.len(), names.join(", ")),
+            lines.push(match failed.len() {
+                0 => format!("pass: all {} goldens", gates.len()),
+                n => format!("FAIL: {n} of {} goldens: {}", gates.len(), names.join(", ")),
             });
         }
-        if let Some(weights) = &self.weights {
-            gate_results::show_weights(weights, "", out);
+        if let Some(weights) = &weights {
+            document["weights"] = to_value(weights)?;
+            facts.insert("weights".into(), facts::condense(weights).into());
+            gate_results::show_weights(weights, "", &mut lines);
         }
-        if let Some(text) = &self.text {
+        if let Some(text) = &text {
+            document["text"] = to_value(text)?;
+            facts.insert("text".into(), facts::condense(text).into());
             let said = verdict(text.is_good_enough());
-            out.push(format!("{said}: {}", gate_results::text_gate(text)));
+            lines.push(format!("{said}: {}", gate_results::text_gate(text)));
         }
-        if let Some(probes) = &self.probes {
-            out.push(String::new());
-            show_probes(probes, out);
+        if are_several {
+            facts.insert("also".into(), facts::also(&gates[1..]));
         }
-        if let Some(failed) = failed.first() {
-            out.push(format!(
-                "next: anemoe trace {} --golden {} shows which layer loses how much",
-                quoted(&self.bundle),
-                quoted(&failed.golden)
-            ));
+        if let Some(probes) = &probes {
+            document["probes"] = to_value(probes)?;
+            facts.insert("probes".into(), facts::probes(probes).into());
+            lines.push(String::new());
+            show_probes(probes, &mut lines);
         }
-    }
-
-    fn passed(&self) -> bool {
-        self.gate.as_ref().map_or(self.without_golden == Some(true), |g| g.pass)
-    }
-}
-
-impl Validation {
-    /// Makes the facts of the journal.
-    fn facts(&self) -> Facts {
-        let (mut facts, others) = match self.goldens.as_slice() {
-            [first, others @ ..] => (facts::validation(&first.gate, Some(&first.golden)), others),
-            [] => (Facts::new(), &[][..]),
-        };
-        facts.insert("pass".into(), self.passed().into());
-        facts.extend(self.weights.iter().map(|w| ("weights".into(), facts::condense(w).into())));
-        facts.extend(self.text.iter().map(|t| ("text".into(), facts::condense(t).into())));
-        if !others.is_empty() {
-            facts.insert("also".into(), facts::also(others));
-        }
-        facts.extend(self.probes.iter().map(|p| ("probes".into(), facts::probes(p).into())));
-        facts
+        lines.extend(failed.first().map(|failed| {
+            let (bundle, golden) = (quoted(&self.bundle), quoted(&failed.golden));
+            format!("next: anemoe trace {bundle} --golden {golden} shows which layer loses how much")
+        }));
+        recorder.gate(&self.bundle, pass, facts);
+        Ok(Page { passed: pass, ..Page::new(document, lines) })
     }
 }
 

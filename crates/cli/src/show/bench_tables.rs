@@ -1,6 +1,5 @@
 //! Tables of `anemoe bench`.
 
-use crate::commands::bench::BenchReport;
 use crate::ui::Table;
 use anemoe_runtime::bench::{BatchSpeed, Speeds};
 use anemoe_runtime::shard_work::WorkPart;
@@ -21,29 +20,9 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// Shows the figures of a run.
-pub fn show(report: &BenchReport, out: &mut Vec<String>) {
-    let (m, speeds) = (&report.machine, &report.speeds);
-    out.push(format!(
-        "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
-        m.machine.cpu.as_deref().unwrap_or("this machine"),
-        m.threads,
-        m.machine.isa.as_deref().unwrap_or("scalar"),
-        m.read_gb_s,
-        m.read_gb_s_after
-    ));
-    out.push(format!(
-        "{} ({}), {}; loaded in {:.2} s, first token behind {:.2} s",
-        report.bundle.display(),
-        report.source,
-        report.mode,
-        report.load_s,
-        report.first_token_s
-    ));
-    if let (Some(own), Some(mapped)) = (report.memory.own_bytes, report.memory.mapped_bytes) {
-        out.push(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000));
-    }
-    show_speeds(speeds, m.read_gb_s, out);
+/// Shows speeds, beside a bandwidth of `read_gb_s`; those of each shard if asked to.
+pub fn show(speeds: &Speeds, read_gb_s: f64, lists_shards: bool, out: &mut Vec<String>) {
+    show_speeds(speeds, read_gb_s, out);
     passes_over_drafts(speeds, out);
     let experts = speeds.prefill.iter().map(|p| (format!("prefill {}", p.tokens), p.distinct_experts));
     for (name, experts) in experts.chain(speeds.batches.iter().map(|b| (name(b), b.distinct_experts))) {
@@ -53,7 +32,7 @@ pub fn show(report: &BenchReport, out: &mut Vec<String>) {
     }
     parts("shards", &speeds.kinds, out);
     bounds(speeds, out);
-    if report.lists_shards {
+    if lists_shards {
         parts("shard", &speeds.shards, out);
     }
     let ops = speeds.ops.iter().take(MOST_OPS);

@@ -62,8 +62,9 @@ impl Command for Args {
             for s in sections.iter().filter(|s| !s.is_long) {
                 lines.push(format!("\n{}: {}", s.title, s.note));
                 lines.extend(s.missing.iter().map(|command| format!("nothing is recorded; {command}")));
-                lines
-                    .extend(Some(s.table.lines()).filter(|_| s.table.rows().len() > 1).into_iter().flatten());
+                if s.table.rows().len() > 1 {
+                    lines.extend(s.table.lines());
+                }
             }
         }
         if let Some(output) = output {
