@@ -15,7 +15,7 @@ use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose_each};
 use anemoe_gates::calibrate::moments;
 use anemoe_gates::golden_gate::cosine;
 use anemoe_gates::perplexity::{Likelihood, windows};
-use anemoe_gates::reference::{self, HEAD, Probe, RunOptions};
+use anemoe_gates::reference::{DecoderForward, HEAD, Probe, RunOptions};
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -52,8 +52,8 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn run(&self, probe: Option<&Probe>) -> Result<Run> {
-        let mut model = reference::open(self.checkpoint, probe)?;
-        let layers = model.limits().layers;
+        let mut model = DecoderForward::open(self.checkpoint, probe)?;
+        let layers = model.decoder.layers.len();
         let mut run =
             Run { logits: Vec::new(), hidden: vec![Vec::new(); layers], likelihood: Likelihood::default() };
         for window in self.test {

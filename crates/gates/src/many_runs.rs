@@ -12,7 +12,7 @@
 use crate::Result;
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::check_windows;
-use crate::reference::{DecoderForward, Forward, Probe, Rows};
+use crate::reference::{DecoderForward, Probe, Rows};
 use anemoe_convert::build::check_interrupted;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::kind_search::ExpertUse;
@@ -87,7 +87,7 @@ impl ManyRuns<'_> {
     ) -> Result<(Vec<Distance>, ExpertUse)> {
         let decoder = models::describe(self.checkpoint)?;
         let own = DecoderForward::of(decoder.clone(), self.checkpoint, None)?;
-        check_windows(&own.limits(), self.windows)?;
+        check_windows(&decoder, self.windows)?;
         let ids = self.windows.concat();
         let mut base = RunStream { s: own.embed(&ids)?, router: None };
         let mut changed: Vec<Option<RunStream>> = vec![None; runs.len()];

@@ -1,7 +1,8 @@
 //! Cuts text into windows, and measures how well a model predicts it.
 
-use crate::reference::{DecoderForward, Forward, Limits, Probe};
+use crate::reference::{DecoderForward, Probe};
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models::Decoder;
 use anemoe_runtime::model::{Logits, Model};
 use serde::Serialize;
 
@@ -93,8 +94,7 @@ pub fn each_window(
     each: &mut EachWindow<'_>,
 ) -> anemoe_convert::Result<()> {
     let mut model = DecoderForward::open(checkpoint, probe)?;
-    let limits = model.limits();
-    check_windows(&limits, windows)?;
+    check_windows(&model.decoder, windows)?;
     let mut rest = windows;
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -106,7 +106,7 @@ pub fn each_window(
         rest = behind;
         let lengths: Vec<usize> = some.iter().map(Vec::len).collect();
         let (mut s, mut router) = (model.embed(&some.concat())?, None);
-        for l in 0..limits.layers {
+        for l in 0..model.decoder.layers.len() {
             model.layer_of_windows(l, &lengths, &mut s, &mut router)?;
             some.iter().for_each(|_| progress());
         }
@@ -124,19 +124,19 @@ pub fn each_window(
 ///
 /// # Errors
 /// A token is outside the vocabulary, or a window has more tokens than the model has positions.
-pub fn check_windows(limits: &Limits, windows: &[Vec<u32>]) -> anemoe_convert::Result<()> {
+pub fn check_windows(decoder: &Decoder, windows: &[Vec<u32>]) -> anemoe_convert::Result<()> {
     for window in windows {
-        if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
+        if let Some(id) = window.iter().find(|&&id| id as usize >= decoder.vocab) {
             return Err(anemoe_convert::Error::usage(format!(
                 "token {id} is not in the vocabulary of {} tokens",
-                limits.vocab
+                decoder.vocab
             )));
         }
-        if window.len() > limits.positions {
+        if window.len() > decoder.positions {
             return Err(anemoe_convert::Error::usage(format!(
                 "windows of {} tokens exceed the model's {} positions",
                 window.len(),
-                limits.positions
+                decoder.positions
             )));
         }
     }

@@ -7,8 +7,7 @@ use super::input_probe::Probe;
 use super::math::{
     add, add_scaled, argmax, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, softmax, top_k,
 };
-use super::reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
-use super::tensor_reader::{Rows, StreamedMatrix, TensorReader, TokenSet};
+use super::tensor_reader::{HEAD, Rows, StreamedMatrix, TensorReader, TokenSet};
 use anemoe_convert::checkpoint::{Checkpoint, TensorSource};
 use anemoe_convert::lower::Activation;
 use anemoe_convert::models::{
@@ -22,25 +21,48 @@ use std::collections::{BTreeMap, VecDeque};
 const ASSISTANT: &str =
     "an assistant runs on the keys and values of the model that it drafts for, and not by itself";
 
+/// Values that a reference run records besides logits and tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// True to record the residual stream of the prompt, before the first layer and after each layer.
+    pub hidden: bool,
+    /// True to record the experts that each layer chose for each prompt token, and the router states between layers.
+    pub routing: bool,
+}
+
+/// Results of a pass.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// Logits, `[T, vocab_size]`.
+    pub logits: Rows,
+    /// Residual streams, `[layers + 1, T, hidden_size]`; empty where not recorded.
+    pub hidden_states: Vec<Rows>,
+    /// Chosen experts, `[layers, T, top_k]`; empty where not recorded.
+    pub router_index: Vec<Vec<Vec<u32>>>,
+    /// Router states, `[layers, T, router_hidden_size]`; empty where not recorded, or where routers have no state.
+    pub router_states: Vec<Rows>,
+}
+
 /// State of a layer.
 #[derive(Default)]
-struct LayerMemory {
+pub(super) struct LayerMemory {
     /// Keys after norm and rope: one vector of all heads per position.
     keys: Rows,
     /// Values, likewise.
     values: Rows,
     /// `[q; k]` before the convolutions, of the last two positions; empty where there are no convolutions.
-    window: VecDeque<Vec<f32>>,
+    pub window: VecDeque<Vec<f32>>,
     /// Late half of the values of the last position.
-    delayed: Vec<f32>,
+    pub delayed: Vec<f32>,
 }
 
 /// Decoder with the state of its context.
 pub struct DecoderForward<'a> {
-    decoder: Decoder,
+    /// Description of the decoder.
+    pub decoder: Decoder,
     weights: TensorReader<'a>,
     /// State by layer and window.
-    memories: Vec<Vec<LayerMemory>>,
+    pub(super) memories: Vec<Vec<LayerMemory>>,
     /// Tokens of each window in the pass that is running, which lie one behind the other.
     windows: Vec<usize>,
 }
@@ -122,7 +144,7 @@ impl<'a> DecoderForward<'a> {
     pub fn logits(&self, x: &Rows) -> Result<Rows> {
         let d = &self.decoder;
         let head = d.tensor(None, if d.has_own_head() { "head" } else { "embedding" });
-        let mut logits = self.weights.head(&head, d.vocab, d.hidden)?.times(x)?;
+        let mut logits = self.weights.matrix(&head, HEAD, &[d.vocab, d.hidden], 0)?.times(x)?;
         if let Some(cap) = d.softcap {
             logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
         }
@@ -136,11 +158,7 @@ impl<'a> DecoderForward<'a> {
     }
 
     fn vector(&self, l: usize, role: &str, n: usize) -> Result<Vec<f32>> {
-        self.weights.vector(&self.decoder.tensor(Some(l), role), n)
-    }
-
-    fn matrix(&self, l: usize, role: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
-        self.weights.matrix(&self.decoder.tensor(Some(l), role), rows, cols)
+        self.weights.tensor(&self.decoder.tensor(Some(l), role), &[n])
     }
 
     /// Computes `W x`, plus the bias `ROLE_bias` where `has_bias`.
@@ -152,7 +170,8 @@ impl<'a> DecoderForward<'a> {
         x: &Rows,
         has_bias: bool,
     ) -> Result<Rows> {
-        let mut out = self.matrix(l, role, rows, cols)?.times(x)?;
+        let name = self.decoder.tensor(Some(l), role);
+        let mut out = self.weights.matrix(&name, &name, &[rows, cols], 0)?.times(x)?;
         if has_bias {
             let bias = self.vector(l, &format!("{role}_bias"), rows)?;
             out.iter_mut().for_each(|row| add(row, &bias));
@@ -168,7 +187,7 @@ impl<'a> DecoderForward<'a> {
     }
 
     fn norm_weight(&self, l: Option<usize>, role: &str, n: usize) -> Result<Vec<f32>> {
-        let weight = self.weights.vector(&self.decoder.tensor(l, role), n)?;
+        let weight = self.weights.tensor(&self.decoder.tensor(l, role), &[n])?;
         Ok(weight.into_iter().map(|w| w + self.decoder.norm_offset).collect())
     }
 
@@ -197,7 +216,8 @@ impl<'a> DecoderForward<'a> {
     /// Returns the stream before the first layer.
     pub fn embed(&self, tokens: &[u32]) -> Result<Rows> {
         let d = &self.decoder;
-        let embed = self.weights.matrix(&d.tensor(None, "embedding"), d.vocab, d.hidden)?;
+        let name = d.tensor(None, "embedding");
+        let embed = self.weights.matrix(&name, &name, &[d.vocab, d.hidden], 0)?;
         let mut s = Rows::with_capacity(tokens.len());
         for &token in tokens {
             let mut row = embed.row(token as usize)?;
@@ -205,8 +225,8 @@ impl<'a> DecoderForward<'a> {
             s.push(row);
         }
         if d.residual == Residual::Affine {
-            let bias = self.weights.vector(&d.tensor(None, "input_bias"), d.hidden)?;
-            let scale = self.weights.vector(&d.tensor(None, "input_scale"), d.hidden)?;
+            let bias = self.weights.tensor(&d.tensor(None, "input_bias"), &[d.hidden])?;
+            let scale = self.weights.tensor(&d.tensor(None, "input_scale"), &[d.hidden])?;
             for row in &mut s {
                 add(row, &bias);
                 *row = scaled(row, &scale);
@@ -216,17 +236,17 @@ impl<'a> DecoderForward<'a> {
     }
 }
 
-impl Forward for DecoderForward<'_> {
-    fn limits(&self) -> Limits {
-        let d = &self.decoder;
-        Limits { vocab: d.vocab, positions: d.positions, layers: d.layers.len() }
-    }
-
-    fn reset(&mut self) {
+impl DecoderForward<'_> {
+    /// Empties the context.
+    pub fn reset(&mut self) {
         self.memories = self.decoder.layers.iter().map(|l| vec![empty(&l.attention)]).collect();
     }
 
-    fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
+    /// Appends tokens to the context; `tick` is called after each layer.
+    ///
+    /// # Errors
+    /// A weight cannot be read, is not finite, or has another shape than the configuration says.
+    pub fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
         self.windows = vec![tokens.len()];
         let mut s = self.embed(tokens)?;
         let mut pass = Pass::default();
@@ -250,25 +270,6 @@ impl Forward for DecoderForward<'_> {
         Ok(pass)
     }
 
-    fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
-        if !self.decoder.has_history() {
-            return BTreeMap::new();
-        }
-        let conv = |m: &LayerMemory| {
-            // [channels, 2], as in transformers.
-            let values = m.window[0].iter().zip(&m.window[1]).flat_map(|(a, b)| [*a, *b]).collect();
-            LayerState { shape: vec![m.window[0].len(), 2], values }
-        };
-        let delayed =
-            |m: &LayerMemory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
-        BTreeMap::from([
-            ("cca_conv_state", self.memories.iter().flatten().map(conv).collect()),
-            ("cca_delayed_v_state", self.memories.iter().flatten().map(delayed).collect()),
-        ])
-    }
-}
-
-impl DecoderForward<'_> {
     /// Adds attention's branch to the stream `s`, and appends to the layer's state.
     fn attention(&mut self, l: usize, s: &mut Rows) -> Result<()> {
         let a = self.decoder.layers[l].attention.clone();
@@ -349,10 +350,10 @@ impl DecoderForward<'_> {
         let (hidden, d) = (self.decoder.hidden, a.head_dim);
         let (nq, nk, q_size, kv_size) = (a.heads, a.kv_heads, a.q_size(), a.kv_size());
         let group = nq / nk;
-        let q0 = self.matrix(l, "q_proj", q_size, hidden)?.times(x)?;
-        let k0 = self.matrix(l, "k_proj", kv_size, hidden)?.times(x)?;
-        let current = self.matrix(l, "v_proj_current", kv_size / 2, hidden)?.times(x)?;
-        let delayed = self.matrix(l, "v_proj_delayed", kv_size / 2, hidden)?.times(x)?;
+        let q0 = self.product(l, "q_proj", (q_size, hidden), x, false)?;
+        let k0 = self.product(l, "k_proj", (kv_size, hidden), x, false)?;
+        let current = self.product(l, "v_proj_current", (kv_size / 2, hidden), x, false)?;
+        let delayed = self.product(l, "v_proj_delayed", (kv_size / 2, hidden), x, false)?;
         let channels = q_size + kv_size;
         let name = |role: &str| self.decoder.tensor(Some(l), role);
         let depthwise = self.weights.tensor(&name("conv_depthwise"), &[channels, 1, 2])?;
@@ -457,10 +458,10 @@ impl DecoderForward<'_> {
     /// Computes `Wdown(activation(Wgate x) * (Wup x))`.
     fn dense_mlp(&self, l: usize, width: usize, activation: Activation, x: &Rows) -> Result<Rows> {
         let hidden = self.decoder.hidden;
-        let gate = self.matrix(l, "gate_proj", width, hidden)?.times(x)?;
-        let up = self.matrix(l, "up_proj", width, hidden)?.times(x)?;
+        let gate = self.product(l, "gate_proj", (width, hidden), x, false)?;
+        let up = self.product(l, "up_proj", (width, hidden), x, false)?;
         let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated(activation, g, u)).collect();
-        self.matrix(l, "down_proj", hidden, width)?.times(&inner)
+        self.product(l, "down_proj", (hidden, width), &inner, false)
     }
 
     /// Returns the routes of a router of one matrix, on the experts' input `x` or on the stream `s` itself.
@@ -517,7 +518,7 @@ impl DecoderForward<'_> {
             n = self.product(l, role, (width, width), &n, true)?;
             n.iter_mut().flatten().for_each(|v| *v = gelu_exact(*v));
         }
-        let mut p = self.matrix(l, "router_logits", e.classes(), width)?.times(&n)?;
+        let mut p = self.product(l, "router_logits", (e.classes(), width), &n, false)?;
         // The bias counts for the choice only; the weight is the probability among all classes.
         let bias = self.vector(l, "balancing_biases", e.classes())?;
         let route = |p: &mut Vec<f32>| {
@@ -562,7 +563,8 @@ impl DecoderForward<'_> {
         }
         let sets = self.weights.token_sets(tokens_of, e.count, y.len());
         let stack = |role: &str, rows: usize, cols: usize| -> Result<Vec<_>> {
-            sets.iter().map(|set| self.weights.expert(&name(role), e.count, set.expert, rows, cols)).collect()
+            let (name, shape) = (name(role), [e.count, rows, cols]);
+            sets.iter().map(|set| self.weights.matrix(&name, &name, &shape, set.expert)).collect()
         };
         // Rows of the gate come before rows of the up projection.
         let gate_up: Vec<StreamedMatrix<'_>> = stack("gate_up", 2 * width, hidden)?;

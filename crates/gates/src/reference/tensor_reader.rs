@@ -51,14 +51,6 @@ impl<'a> TensorReader<'a> {
         }
     }
 
-    /// Reads a vector of `n` elements.
-    ///
-    /// # Errors
-    /// The tensor is missing, has another shape, or its file cannot be read.
-    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
-        self.tensor(name, &[n])
-    }
-
     /// Reads a small tensor as stored, or returns the probe's replacement.
     ///
     /// # Errors
@@ -73,45 +65,19 @@ impl<'a> TensorReader<'a> {
         Ok(out)
     }
 
-    /// Opens a matrix that is a whole tensor.
+    /// Opens matrix `index` of a tensor `[matrices, rows, cols]`, or one that is a whole tensor `[rows, cols]`. A probe replaces
+    /// it under the name `replaced`: the tensor's, or [`HEAD`] for the output head, whose tensor may be the embedding's.
     ///
     /// # Errors
     /// The tensor is missing, or has another shape.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
-        self.part(name, name, &[rows, cols], 0, (rows, cols))
-    }
-
-    /// Opens the output head, whose tensor may be the embedding's. A probe replaces it under the name [`HEAD`].
-    ///
-    /// # Errors
-    /// The tensor is missing, or has another shape.
-    pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
-        self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
-    }
-
-    /// Opens one expert's matrix of a tensor `[experts, rows, cols]`.
-    ///
-    /// # Errors
-    /// The tensor is missing, or has another shape.
-    pub fn expert(
-        &self,
-        name: &str,
-        experts: usize,
-        expert: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<StreamedMatrix<'a>> {
-        self.part(name, name, &[experts, rows, cols], expert, (rows, cols))
-    }
-
-    fn part(
+    pub fn matrix(
         &self,
         name: &str,
         replaced: &str,
         shape: &[usize],
         index: usize,
-        (rows, cols): (usize, usize),
     ) -> Result<StreamedMatrix<'a>> {
+        let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         let whole =
             self.probe.and_then(|p| p.replaced.get(replaced)).map(|v| (v.clone(), index * rows * cols));
         let own = self.probe.and_then(|p| p.replaced_experts.get(&(replaced.to_string(), index)));
