@@ -8,6 +8,7 @@
 //! own weights, rounded nowhere.
 
 use crate::{Error, Result};
+use anemoe_convert::package_weights::constant;
 use anemoe_convert::quantize::{InputSums, SecondMoments};
 use anemoe_mlpackage::mil::{Binding, Function, Operation, Value};
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options, Precision};
@@ -166,18 +167,6 @@ fn uses_value(op: &Operation, name: &str) -> bool {
     op.inputs.values().flat_map(|a| &a.0).any(|b| matches!(b, Binding::Name(used) if used == name))
 }
 
-/// Returns the value of a constant operand.
-fn constant<'a>(body: &'a Function, op: &'a Operation, param: &str) -> Option<&'a Value> {
-    match op.inputs.get(param)?.0.as_slice() {
-        [Binding::Value(value)] => Some(value),
-        [Binding::Name(name)] => {
-            let made = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == *name);
-            body.block.operations.iter().find(made)?.attributes.get("val")
-        }
-        _ => None,
-    }
-}
-
 /// Finds what an operation multiplies a weight with; `None` for other uses.
 fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInput> {
     let made = body.block.operations.iter().flat_map(|op| &op.outputs).find(|o| o.name == weight)?;
@@ -186,8 +175,9 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
         [Binding::Name(name)] => Some(name.clone()),
         _ => None,
     };
+    let constant = |param: &str| constant(&body.block.operations, op, param);
     let is = |param: &str| operand(param).is_some_and(|name| name == weight);
-    let transposes = |param: &str| constant(body, op, param).and_then(Value::as_bool) == Some(true);
+    let transposes = |param: &str| constant(param).and_then(Value::as_bool) == Some(true);
     match (op.op_type.as_str(), shape.as_slice()) {
         ("linear", &[_, cols]) if is("weight") => {
             Some(LayerInput { value: operand("x")?, reading: TokenAxes::Last, cols })
@@ -210,7 +200,7 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
         }
         ("conv", [_, channels, taps @ ..]) if is("weight") && !taps.is_empty() => {
             let numbers = |param: &str, count: usize, missing: usize| -> Option<Vec<usize>> {
-                let Some(value) = constant(body, op, param) else {
+                let Some(value) = constant(param) else {
                     return (!op.inputs.contains_key(param)).then(|| vec![missing; count]);
                 };
                 let all: Option<Vec<usize>> =
@@ -218,9 +208,8 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
                 all.filter(|v| v.len() == count)
             };
             let n = taps.len();
-            let groups =
-                constant(body, op, "groups").and_then(|v| v.as_ints()?.first().copied()).unwrap_or(1);
-            let kind = constant(body, op, "pad_type").map_or(Some("valid"), Value::as_str)?;
+            let groups = constant("groups").and_then(|v| v.as_ints()?.first().copied()).unwrap_or(1);
+            let kind = constant("pad_type").map_or(Some("valid"), Value::as_str)?;
             let pad = if kind == "custom" { numbers("pad", 2 * n, 0)? } else { vec![0; 2 * n] };
             let kernel = ConvWindow {
                 taps: taps.to_vec(),
