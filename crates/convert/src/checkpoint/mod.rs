@@ -323,7 +323,7 @@ impl TensorInfo {
     }
 
     /// Refuses a range that is not within the tensor, or not as long as the buffer for it.
-    fn check_range(&self, range: &Range<u64>, buffer: usize) -> Result<()> {
+    pub(crate) fn check_range(&self, range: &Range<u64>, buffer: usize) -> Result<()> {
         let within = range.start <= range.end && range.end <= self.elements();
         if within && range.end - range.start == buffer as u64 {
             return Ok(());

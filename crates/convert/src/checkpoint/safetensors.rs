@@ -8,6 +8,7 @@ use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;
 use serde::Deserialize;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
@@ -157,6 +158,18 @@ impl Folder {
         let (file, start) = self.places[i];
         Ok((info, file, start))
     }
+
+    /// Returns bytes of a file.
+    fn bytes(&self, file: usize, range: Range<usize>) -> Result<Cow<'_, [u8]>> {
+        match &self.files[file] {
+            WeightFile::Mapped(map) => Ok(map[range].into()),
+            WeightFile::Ranged(file) => {
+                let mut bytes = vec![0; range.len()];
+                file.read_range(range.start as u64, &mut bytes)?;
+                Ok(bytes.into())
+            }
+        }
+    }
 }
 
 type MappedFile = (WeightFile, Vec<(TensorInfo, usize)>);
@@ -250,28 +263,15 @@ impl TensorSource for Folder {
             let what = format!("tensor `{name}`: dtype {dtype}, expected U8");
             return Err(Error::unsupported(&info.file, what));
         }
-        match &self.files[file] {
-            WeightFile::Mapped(map) => {
-                let start = start + range.start as usize;
-                out.copy_from_slice(&map[start..start + out.len()]);
-                Ok(())
-            }
-            WeightFile::Ranged(file) => file.read_range(start as u64 + range.start, out),
-        }
+        let start = start + range.start as usize;
+        out.copy_from_slice(&self.bytes(file, start..start + out.len())?);
+        Ok(())
     }
 
     fn read_integers(&self, name: &str) -> Result<Vec<i64>> {
         let elements = self.info(name).map_or(0, TensorInfo::elements);
         let (info, file, start) = self.place(name, &(0..elements), elements as usize)?;
-        let mut copy = Vec::new();
-        let bytes = match &self.files[file] {
-            WeightFile::Mapped(map) => &map[start..start + info.bytes as usize],
-            WeightFile::Ranged(file) => {
-                copy.resize(info.bytes as usize, 0);
-                file.read_range(start as u64, &mut copy)?;
-                &copy
-            }
-        };
+        let bytes = self.bytes(file, start..start + info.bytes as usize)?;
         let wide = |b: &[u8; 4]| i64::from(i32::from_le_bytes(*b));
         match info.dtype.name() {
             "i64" => Ok(bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
@@ -287,16 +287,10 @@ impl TensorSource for Folder {
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let (info, file, start) = self.place(name, &range, out.len())?;
         info.check_weight()?;
-        match &self.files[file] {
-            WeightFile::Mapped(map) => dequantize(info.dtype, &map[start..], range.start as usize, out),
-            WeightFile::Ranged(file) => {
-                // These types have blocks of one element.
-                let element = info.dtype.block_bytes();
-                let mut bytes = vec![0; out.len() * element];
-                file.read_range(start as u64 + range.start * element as u64, &mut bytes)?;
-                dequantize(info.dtype, &bytes, 0, out);
-            }
-        }
+        // These types have blocks of one element.
+        let element = info.dtype.block_bytes();
+        let start = start + range.start as usize * element;
+        dequantize(info.dtype, &self.bytes(file, start..start + out.len() * element)?, 0, out);
         check_finite(info, range.start, out)
     }
 }

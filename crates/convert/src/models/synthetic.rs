@@ -189,12 +189,7 @@ impl TensorSource for Synthetic {
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let info =
             self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
-        if range.end > info.elements()
-            || range.start > range.end
-            || range.end - range.start != out.len() as u64
-        {
-            return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
-        }
+        info.check_range(&range, out.len())?;
         let random = Random::new(hash(name, self.seed));
         let role = self.roles.get(name).copied().unwrap_or_default();
         let (spread, pairs) = shaping(self.shape, role);

@@ -14,7 +14,7 @@ mod tokenizer_files;
 #[path = "../../../tests/common/gguf.rs"]
 mod writer;
 
-use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, own_name};
+use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, own_name, place_of};
 use crate::{Error, Result};
 use config::StatedModel;
 use dequantize::dequantize;
@@ -131,17 +131,10 @@ impl TensorSource for Gguf {
     }
 
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        let i = self
-            .tensors
-            .binary_search_by(|t| t.name.as_str().cmp(name))
-            .map_err(|_| Error::invalid(self.path(), format!("use: no tensor `{name}`")))?;
+        let i = place_of(&self.tensors, name)
+            .ok_or_else(|| Error::invalid(self.path(), format!("use: no tensor `{name}`")))?;
         let info = &self.tensors[i];
-        if range.start > range.end
-            || range.end > info.elements()
-            || range.end - range.start != out.len() as u64
-        {
-            return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
-        }
+        info.check_range(&range, out.len())?;
         self.places[i].read(&self.files, range.start, out);
         check_finite(info, range.start, out)
     }
