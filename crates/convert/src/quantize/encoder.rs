@@ -398,29 +398,9 @@ fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use super::super::testing::{KINDS, weights};
     use super::*;
-    use crate::quant::Groups;
+    use crate::quant::{Groups, NAMES};
     use anemoe_bundle::IndexBits;
     use proptest::prelude::*;
-
-    const NAMES: [&str; 17] = [
-        "fp16",
-        "lut1",
-        "lut2",
-        "lut3",
-        "lut4",
-        "lut6",
-        "lut8",
-        "lut4-uniform",
-        "lut3-tensor",
-        "int8-tensor",
-        "int8-channel",
-        "int8-block",
-        "int4-tensor",
-        "int4-channel",
-        "int4-block",
-        "int8-channel-asymmetric",
-        "mxfp4",
-    ];
 
     fn encode(encoder: &Encoder<'_>, w: &[f32]) -> (Vec<u8>, TablesAndScales) {
         let mut packed = Vec::new();
