@@ -1,7 +1,8 @@
 //! Configuration keys that most families share.
 
-use super::decoder::Preset;
-use super::decoder::{Attention, Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, ValueSource};
+use super::decoder::{
+    Attention, Decoder, HeadNorm, Layer, Norms, Preset, QkvProjection, Residual, ValueSource,
+};
 use super::keys::Keys;
 use super::rope::RopeKeys;
 use crate::Result;
@@ -93,12 +94,12 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
     })
 }
 
-/// Makes attention from the keys that families share: direct projections without biases, scores over the square root
-/// of a head's channels. A layer with a window is of the kind [`SLIDING`].
+/// Makes attention from the keys that families share: direct projections with or without biases, scores over the square
+/// root of a head's channels. A layer with a window is of the kind [`SLIDING`].
 ///
 /// # Errors
 /// A key is missing or has an impossible value.
-pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>) -> Result<Attention> {
+pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>, has_bias: bool) -> Result<Attention> {
     let heads = k.size("num_attention_heads")?;
     let kv_heads = k.size_or("num_key_value_heads", heads)?;
     k.check_heads(heads, kv_heads)?;
@@ -116,8 +117,8 @@ pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>) -> Result<A
         window,
         rope,
         scale: (factor / (head_dim as f64).sqrt()) as f32,
-        projection: QkvProjection::Direct { norm, values: ValueSource::Own, has_bias: false },
-        has_output_bias: false,
+        projection: QkvProjection::Direct { norm, values: ValueSource::Own, has_bias },
+        has_output_bias: has_bias,
         has_sinks: false,
     })
 }

@@ -22,11 +22,6 @@ const THETAS: (f64, f64) = (1e6, 1e4);
 /// Number that the stream is divided by in packages: the stream of the larger models leaves the range of fp16.
 const STREAM_UNIT: f32 = 64.0;
 
-/// Returns the values of keys that a configuration may lack.
-pub fn defaults(_: &str) -> Value {
-    json!({"rms_norm_eps": 1e-6, "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window": 4096})
-}
-
 /// Reads the description of a model from its configuration.
 ///
 /// # Errors
@@ -108,12 +103,8 @@ pub fn gemma_1b() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::parsed;
     use super::*;
-    use std::path::Path;
-
-    fn parsed(config: &Value) -> Result<Decoder> {
-        parse(Keys::of_text(config, Path::new("config.json"))?)
-    }
 
     #[test]
     fn both_spellings_of_ropes_and_windows_are_one() {

@@ -236,13 +236,9 @@ pub fn published_assistant() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::parsed;
     use super::*;
     use serde_json::Map;
-    use std::path::Path;
-
-    fn parse(config: &Value) -> Result<Decoder> {
-        super::parse(Keys::of_text(config, Path::new("config.json"))?)
-    }
 
     #[test]
     fn both_forms_of_the_configuration_are_one() {
@@ -256,17 +252,17 @@ mod tests {
             .map(|l| (l.to_string(), json!({"head_dim": 512, "num_key_value_heads": 2})))
             .collect();
         map.insert("per_layer_config".into(), layers.into());
-        assert_eq!(parse(&published).unwrap().layers, parse(&saved).unwrap().layers);
+        assert_eq!(parsed(&published).unwrap().layers, parsed(&saved).unwrap().layers);
         // The last layer is a full one, whatever its type.
         let mut sliding = published.clone();
         sliding["text_config"]["layer_types"][29] = json!("sliding_attention");
-        assert_eq!(parse(&published).unwrap().layers, parse(&sliding).unwrap().layers);
+        assert_eq!(parsed(&published).unwrap().layers, parsed(&sliding).unwrap().layers);
     }
 
     #[test]
     fn heads_of_full_layers_are_their_own_where_values_are_the_keys() {
         let mut config = published_config();
-        let kv_heads = |config: &Value| parse(config).unwrap().layers[5].attention.kv_heads;
+        let kv_heads = |config: &Value| parsed(config).unwrap().layers[5].attention.kv_heads;
         assert_eq!(kv_heads(&config), 2);
         config["text_config"]["attention_k_eq_v"] = json!(false);
         assert_eq!(kv_heads(&config), 8);

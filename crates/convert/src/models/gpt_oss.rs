@@ -2,7 +2,7 @@
 //! gpt_oss).
 
 use super::common_keys::{SILU, attention, decoder, windows};
-use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, QkvProjection, RouterKind, ValueSource};
+use super::decoder::{Attention, Decoder, ExpertLayer, HeadNorm, Layer, RouterKind};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
 use crate::Result;
@@ -13,12 +13,6 @@ use serde_json::{Value, json};
 /// Names of tensors, where other families have other ones.
 const NAMES: &[(&str, &str)] =
     &[("router_logits", "mlp.router.weight"), ("router_logits_bias", "mlp.router.bias")];
-
-/// Returns the values of keys that a configuration may lack.
-pub fn defaults(_: &str) -> Value {
-    json!({"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "max_position_embeddings": 131_072, "head_dim": 64,
-        "num_key_value_heads": 8, "sliding_window": 128})
-}
 
 /// Returns the rope of a configuration that names none.
 fn default_rope() -> Value {
@@ -49,12 +43,8 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     };
     let mut layers = Vec::new();
     for window in windows(k, |l| l % 2 == 0)? {
-        let mut a = attention(k, HeadNorm::None, window)?;
-        a.projection =
-            QkvProjection::Direct { norm: HeadNorm::None, values: ValueSource::Own, has_bias: bias };
-        a.has_output_bias = bias;
-        a.has_sinks = true;
-        layers.push(Layer { attention: a, activation, dense: None, experts });
+        let attention = Attention { has_sinks: true, ..attention(k, HeadNorm::None, window, bias)? };
+        layers.push(Layer { attention, activation, dense: None, experts });
     }
     Ok(Decoder { names: NAMES, ..decoder(k, "gpt_oss", false, layers)? })
 }
@@ -93,12 +83,8 @@ pub fn gpt_oss_20b() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::parsed;
     use super::*;
-    use std::path::Path;
-
-    fn parsed(config: &Value) -> Result<Decoder> {
-        parse(Keys::of_text(config, Path::new("config.json"))?)
-    }
 
     #[test]
     fn windows_take_turns_and_yarn_makes_scores_larger() {

@@ -2,7 +2,7 @@
 //! mistral3 for the text model of one with images).
 
 use super::common_keys::{attention, decoder, expect_silu, windows};
-use super::decoder::{Decoder, HeadNorm, Layer, QkvProjection, ValueSource};
+use super::decoder::{Attention, Decoder, HeadNorm, Layer};
 use super::keys::Keys;
 use super::tensor_table::{HEAD, TensorRow};
 use crate::Result;
@@ -52,10 +52,8 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     let width = k.size("intermediate_size")?;
     let mut layers = Vec::new();
     for window in windows(k, |l| has_window && l as u64 >= first)? {
-        let mut a = attention(k, norm, window)?;
-        a.projection = QkvProjection::Direct { norm, values: ValueSource::Own, has_bias };
-        a.has_output_bias = has_output_bias;
-        layers.push(Layer { attention: a, activation: Activation::Silu, dense: Some(width), experts: None });
+        let attention = Attention { has_output_bias, ..attention(k, norm, window, has_bias)? };
+        layers.push(Layer { attention, activation: Activation::Silu, dense: Some(width), experts: None });
     }
     decoder(k, family, false, layers)
 }
@@ -94,12 +92,8 @@ pub fn qwen3_600m() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::parsed;
     use super::*;
-    use std::path::Path;
-
-    fn parsed(config: &Value) -> Result<Decoder> {
-        parse(Keys::of_text(config, Path::new("config.json"))?)
-    }
 
     #[test]
     fn windows_follow_the_family() {

@@ -1,19 +1,13 @@
 //! Qwen3-MoE and OLMoE: experts behind a router of one matrix (`model_type` qwen3_moe, olmoe).
 
 use super::common_keys::{attention, decoder, expect_silu, windows};
-use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, QkvProjection, RouterKind, ValueSource};
+use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, RouterKind};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, TensorOrigin};
 use crate::lower::Activation;
 use serde_json::{Value, json};
-
-/// Returns the values of keys that a configuration of Qwen3-MoE may lack.
-pub fn qwen_defaults(_: &str) -> Value {
-    json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 32_768, "num_key_value_heads": 4,
-        "sliding_window": 4096})
-}
 
 /// Reads the description of a Qwen3-MoE from its configuration.
 ///
@@ -62,11 +56,9 @@ fn layers(
     let slides = k.flag("use_sliding_window", false)? && k.get("sliding_window").is_some();
     let mut all = Vec::new();
     for (l, window) in windows(k, |_| slides)?.into_iter().enumerate() {
-        let mut a = attention(k, norm, window)?;
-        a.projection = QkvProjection::Direct { norm, values: ValueSource::Own, has_bias: bias };
-        a.has_output_bias = bias;
+        let attention = attention(k, norm, window, bias)?;
         let (dense, experts) = feed_forward(l);
-        all.push(Layer { attention: a, activation: Activation::Silu, dense, experts });
+        all.push(Layer { attention, activation: Activation::Silu, dense, experts });
     }
     decoder(k, family, false, all)
 }
@@ -122,18 +114,14 @@ pub fn olmoe_7b() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::parsed;
     use super::*;
-    use std::path::Path;
-
-    fn parsed(config: &Value, parse: fn(Keys<'_>) -> Result<Decoder>) -> Result<Decoder> {
-        parse(Keys::of_text(config, Path::new("config.json"))?)
-    }
 
     #[test]
     fn layers_without_experts_follow_the_keys() {
         let mut config = qwen3_30b();
         let dense = |config: &Value| -> Vec<usize> {
-            let d = parsed(config, parse_qwen).unwrap();
+            let d = parsed(config).unwrap();
             (0..d.layers.len()).filter(|l| d.layers[*l].dense.is_some()).collect()
         };
         assert!(dense(&config).is_empty());

@@ -58,7 +58,10 @@ const FAMILIES: &[KnownFamily] = &[
     KnownFamily {
         types: &["qwen3_moe"],
         parse: |k, _, _| qwen_moe::parse_qwen(k),
-        defaults: qwen_moe::qwen_defaults,
+        defaults: |_| {
+            json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 32_768, "num_key_value_heads": 4,
+                "sliding_window": 4096})
+        },
         origin: qwen_moe::origin,
         ..PLAIN
     },
@@ -72,13 +75,16 @@ const FAMILIES: &[KnownFamily] = &[
     KnownFamily {
         types: &["gemma3", "gemma3_text"],
         parse: |k, _, _| gemma3::parse(k),
-        defaults: gemma3::defaults,
+        defaults: |_| json!({"rms_norm_eps": 1e-6, "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window": 4096}),
         ..PLAIN
     },
     KnownFamily {
         types: &["gpt_oss"],
         parse: |k, _, _| gpt_oss::parse(k),
-        defaults: gpt_oss::defaults,
+        defaults: |_| {
+            json!({"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "max_position_embeddings": 131_072, "head_dim": 64,
+                "num_key_value_heads": 8, "sliding_window": 128})
+        },
         origin: gpt_oss::origin,
         ..PLAIN
     },

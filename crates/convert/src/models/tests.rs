@@ -19,7 +19,7 @@ fn text(config: &mut Value) -> &mut Map<String, Value> {
     if has_text { config["text_config"].as_object_mut() } else { config.as_object_mut() }.unwrap()
 }
 
-fn parsed(config: &Value) -> Result<Decoder> {
+pub fn parsed(config: &Value) -> Result<Decoder> {
     super::registry::parse(config, Path::new("config.json"), Variants::default())
 }
 

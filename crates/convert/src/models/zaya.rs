@@ -7,8 +7,7 @@ pub use legacy::normalize_layout;
 
 use super::checked::CheckedCheckpoint;
 use super::common_keys::{SILU, decoder, rope};
-use super::decoder::Preset;
-use super::decoder::{Attention, Decoder, ExpertLayer, Layer, QkvProjection, Residual, RouterKind};
+use super::decoder::{Attention, Decoder, ExpertLayer, Layer, Preset, QkvProjection, Residual, RouterKind};
 use super::keys::Keys;
 use crate::Result;
 use crate::lower::Activation;
