@@ -1,19 +1,15 @@
 //! Parts of plans that all families share: names of functions, bindings, head slices.
 
-use crate::context_buckets::ContextBuckets;
 use crate::form::{AttentionForm, CacheForm, FunctionForm, IoForm, ShardForm};
 use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
-use crate::models::checked::CheckedCheckpoint;
-use crate::models::decoder::Decoder;
 use crate::plan::{
-    MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, ScaleScope,
-    Totals, VectorPlan, count_name, package_name,
+    MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, PlanOptions, PlannedShard, ScaleScope, VectorPlan,
+    count_name, package_name,
 };
-use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, Embedding, FORMATS, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, RowRange, Run,
-    ShardFunction, ShardKind, Step, TokenCount, WeightFormat,
+    Chain, HostInput, InputBinding, Kept, OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step,
+    TokenCount,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,33 +177,6 @@ pub fn layer_groups(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
     (0..layers).step_by(most.get()).map(|first| first..(first + most.get()).min(layers)).collect()
 }
 
-/// Whole layers that a chain runs together, or one layer in parts.
-pub enum LayerRun {
-    /// Whole layers of one package.
-    Joined(Range<usize>),
-    /// A layer whose attention and experts have packages of their own.
-    Parts(usize),
-}
-
-/// Returns all layers in order, those of each range of `joined` together.
-pub fn runs_of_layers(layers: usize, joined: &[Range<usize>]) -> Vec<LayerRun> {
-    let mut runs = Vec::new();
-    let mut layer = 0;
-    while layer < layers {
-        match joined.iter().find(|group| group.start == layer && !group.is_empty()) {
-            Some(group) => {
-                runs.push(LayerRun::Joined(group.clone()));
-                layer = group.end;
-            }
-            None => {
-                runs.push(LayerRun::Parts(layer));
-                layer += 1;
-            }
-        }
-    }
-    runs
-}
-
 /// Collects bindings by name.
 pub fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
     pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
@@ -236,58 +205,9 @@ pub fn matrix(
     }
 }
 
-/// Makes the plan of a family's shards. `facts` are remarks for people.
-pub fn plan(
-    decoder: &Decoder,
-    source: String,
-    options: &PlanOptions,
-    (layers, head): (Vec<PlannedShard>, Vec<PlannedShard>),
-    chain: Chain,
-    facts: Vec<String>,
-) -> Result<Plan> {
-    let sizes = decoder.sizes();
-    let mut shards = layers;
-    shards.extend(head);
-    shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
-    let mut chain = chain;
-    let shards = split_by_token_count(shards, &mut chain);
-    let buckets: BTreeSet<usize> = options.context_buckets().flat_map(ContextBuckets::iter).collect();
-    let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
-    let mut facts = facts;
-    facts.extend(buckets.into_iter().filter(|bucket| !has(*bucket)).map(|bucket| {
-        format!(
-            "the context bucket {bucket} is the whole cache of every layer and has no functions of its own"
-        )
-    }));
-    let totals = Totals {
-        shards: shards.len(),
-        layer_shards: shards.iter().filter(|s| s.layer.is_some()).count(),
-        bytes: 0,
-        embedding_bytes: 0,
-        params: sizes.parameters,
-        active_params_per_token: sizes.active_parameters(),
-        bytes_per_token: 0,
-        experts: sizes.experts,
-        experts_per_token: sizes.experts_per_token,
-    };
-    let mut plan = Plan {
-        family: decoder.family.into(),
-        source,
-        options: options.clone(),
-        shards,
-        totals,
-        embedding: MatrixQuant::FP16,
-        facts,
-        notes: Vec::new(),
-        chain,
-    };
-    plan.complete()?;
-    Ok(plan)
-}
-
 /// Splits each shard whose form asks for it into one shard per token count, the first of which takes one token, and
 /// lets the chain run them.
-fn split_by_token_count(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
+pub fn split_by_token_count(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut all = Vec::new();
     for shard in shards {
@@ -389,48 +309,6 @@ impl OutputHead {
         let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
         let logits = l.project("logits", &x, "logits")?;
         l.finish_streams(&[&logits])
-    }
-}
-
-/// Makes a chain without steps. `scale` is the factor of the embedding.
-pub fn chain(
-    family: &str,
-    checkpoint: &CheckedCheckpoint,
-    model: ModelInfo,
-    scale: f32,
-    options: &PlanOptions,
-) -> Chain {
-    Chain {
-        format: FORMATS[0],
-        generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
-        family: family.into(),
-        source: checkpoint.checkpoint.name.clone(),
-        checkpoint_sha256: None,
-        readings: BTreeMap::new(),
-        options: serde_json::Value::Null,
-        gates: None,
-        importance: None,
-        calibration: None,
-        head_order: None,
-        auto: None,
-        embedding: Embedding {
-            file: "embed.bin".into(),
-            rows: model.vocab_size,
-            cols: model.hidden_size,
-            scale,
-            storage: WeightFormat::Fp16,
-            sha256: String::new(),
-        },
-        model,
-        assistant: None,
-        vectors: None,
-        drafter: None,
-        tokens: options.tokens.clone(),
-        ropes: BTreeMap::new(),
-        caches: BTreeMap::new(),
-        steps: Vec::new(),
-        head: Vec::new(),
-        shards: Vec::new(),
     }
 }
 

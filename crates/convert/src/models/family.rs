@@ -1,19 +1,25 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
-use super::chain_builder::{self, HIDDEN, OutputHead, layer_groups, normalized, not_ours, register};
+use super::chain_builder::{
+    HIDDEN, OutputHead, layer_groups, normalized, not_ours, register, split_by_token_count,
+};
 use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual, RouterKind};
 use super::keys::eos_token_ids;
 use super::sizes::Sizes;
 use super::tensor_table::{TOKEN_ORDERING, TensorRow};
+use crate::context_buckets::ContextBuckets;
 use crate::lower::Stored;
-use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
-use crate::quant::{Granularity, Quant};
+use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
+use crate::quant::{Granularity, MatrixQuant, Quant};
 use crate::variants::{HADAMARD, ROTATION};
 use crate::{Error, Result};
-use anemoe_bundle::{Cache, Chain, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount};
+use anemoe_bundle::{
+    Cache, Chain, Embedding, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount,
+    WeightFormat,
+};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Parameters below which the preset of a model without experts has 8 bits.
@@ -152,11 +158,11 @@ impl Family {
         }
     }
 
-    /// Plans with each range of `joined` layers in one package.
-    fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
+    /// Refuses options for parts that the model does not have.
+    fn check(&self, options: &PlanOptions) -> Result<()> {
         let d = &self.decoder;
         options.check()?;
-        options.check_forms(self.has_history(), d.routed().count() < d.layers.len())?;
+        options.check_forms(d.has_history(), d.routed().count() < d.layers.len())?;
         if options.parts.dense_mlp.is_some() && !d.has_dense() {
             return Err(Error::usage(format!("--mlp-quant: {} has no MLP that every token meets", d.family)));
         }
@@ -170,11 +176,18 @@ impl Family {
                 return Err(Error::usage(format!("[{}]: {what}", kind.name())));
             }
         }
+        Ok(())
+    }
+
+    /// Plans with each range of `joined` layers in one package.
+    fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
+        let d = &self.decoder;
+        self.check(options)?;
         let (options, fact) = self.with_attention_kind(options);
         let options = &options;
         let context = options.context(d.positions)?;
         let at_host = d.residual == Residual::Affine;
-        let (shards, steps) = match (&d.assistant, at_host) {
+        let (mut shards, steps) = match (&d.assistant, at_host) {
             (Some(of), _) => self.plan_assistant(of, options, context)?,
             (None, true) => self.plan_at_host(options, context, joined)?,
             (None, false) => self.plan_in_packages(options, context, joined)?,
@@ -195,9 +208,42 @@ impl Family {
             head.matrix += BY_NORM;
         }
         let head = head.shards(if d.assistant.is_some() { &single } else { options });
-        let chain = self.chain(options, context, steps, &head);
-        let source = self.checked.checkpoint.name.clone();
-        chain_builder::plan(d, source, options, (shards, head), chain, facts)
+        let mut chain = self.chain(options, context, steps, &head);
+        shards.extend(head);
+        shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
+        let shards = split_by_token_count(shards, &mut chain);
+        let buckets: BTreeSet<usize> = options.context_buckets().flat_map(ContextBuckets::iter).collect();
+        let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
+        facts.extend(buckets.into_iter().filter(|bucket| !has(*bucket)).map(|bucket| {
+            format!(
+                "the context bucket {bucket} is the whole cache of every layer and has no functions of its own"
+            )
+        }));
+        let experts = d.experts();
+        let totals = Totals {
+            shards: shards.len(),
+            layer_shards: shards.iter().filter(|s| s.layer.is_some()).count(),
+            bytes: 0,
+            embedding_bytes: 0,
+            params: d.parameters(),
+            active_params_per_token: d.active_parameters(),
+            bytes_per_token: 0,
+            experts: experts.map_or(0, |e| e.count),
+            experts_per_token: experts.map_or(0, |e| e.active),
+        };
+        let mut plan = Plan {
+            family: d.family.into(),
+            source: self.checked.checkpoint.name.clone(),
+            options: options.clone(),
+            shards,
+            totals,
+            embedding: MatrixQuant::FP16,
+            facts,
+            notes: Vec::new(),
+            chain,
+        };
+        plan.complete()?;
+        Ok(plan)
     }
 
     /// Sets the family's kind of attention where the options name none and `--quant` has fewer than 8 bits; returns
@@ -267,24 +313,40 @@ impl Family {
             readings.insert(ROTATION.to_string(), HADAMARD.to_string());
         }
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
-        let scale = d.embedding_scale / d.stream_unit;
         let is_sorted = self.sorts_head(options);
-        let mut chain = Chain {
+        let is_looked_up = d.assistant.as_ref().is_none_or(|of| of.centroids.is_some());
+        Chain {
             format: FORMATS[usize::from(is_sorted)],
-            head_order: is_sorted.then(|| HEAD_ORDER.into()),
+            generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
+            family: d.family.into(),
+            source: self.checked.checkpoint.name.clone(),
+            checkpoint_sha256: None,
             readings,
+            options: serde_json::Value::Null,
+            gates: None,
+            importance: None,
+            calibration: None,
+            head_order: is_sorted.then(|| HEAD_ORDER.into()),
+            auto: None,
+            embedding: Embedding {
+                file: "embed.bin".into(),
+                rows: if is_looked_up { d.vocab } else { 0 },
+                cols: d.hidden,
+                scale: d.embedding_scale / d.stream_unit,
+                storage: WeightFormat::Fp16,
+                sha256: String::new(),
+            },
+            model,
+            assistant: d.assistant.clone(),
+            vectors: None,
+            drafter: None,
+            tokens: if d.assistant.is_some() { vec![TokenCount::ONE] } else { options.tokens.clone() },
             ropes,
             caches,
             steps,
             head: OutputHead::steps(head, hidden, options.form_of(ShardKind::Head)),
-            ..chain_builder::chain(self.name(), &self.checked, model, scale, options)
-        };
-        if let Some(of) = &d.assistant {
-            chain.assistant = Some(of.clone());
-            chain.tokens = vec![TokenCount::ONE];
-            chain.embedding.rows = of.centroids.map_or(0, |_| d.vocab);
+            shards: Vec::new(),
         }
-        chain
     }
 
     /// Lowers one function of a shard over weights that are stored already.

@@ -2,8 +2,8 @@
 //! their branch adds to it. Each layer has attention and experts; the router may be in the package of the experts.
 
 use super::chain_builder::{
-    ExpertUnit, HIDDEN, LayerRun, calls, functions, named, not_ours, output, packing_of, register, rows_of,
-    run, runs_of_layers, unit_name,
+    ExpertUnit, HIDDEN, calls, functions, named, not_ours, output, packing_of, register, rows_of, run,
+    unit_name,
 };
 use super::decoder::{ExpertLayer, RouterKind};
 use super::family::Family;
@@ -121,22 +121,22 @@ impl Family {
         }
         let mut shards = Vec::new();
         let mut steps = vec![Step::Residual { stream: HIDDEN.into(), branch: None, vectors: INPUT.into() }];
-        for layers in runs_of_layers(self.decoder.layers.len(), joined) {
-            match layers {
-                LayerRun::Joined(layers) => {
-                    shards.push(self.layers_shard(&layers, packing, options, context)?);
-                    self.joined_steps(&layers, options, &mut steps);
-                }
-                LayerRun::Parts(layer) => {
-                    let named = (attention_name(layer), ShardKind::Attention);
-                    let w = self.attention_weights(options, layer)?;
-                    shards.push(self.package_with_cache(named, layer, w, options, context));
-                    for pack in 0..e.count / packing.per_package {
-                        shards.push(self.moe_shard((layer, pack), packing, options, None)?);
-                    }
-                    self.layer_steps(layer, packing, options, &mut steps)?;
-                }
+        let mut layer = 0;
+        while layer < self.decoder.layers.len() {
+            if let Some(layers) = joined.iter().find(|group| group.start == layer && !group.is_empty()) {
+                shards.push(self.layers_shard(layers, packing, options, context)?);
+                self.joined_steps(layers, options, &mut steps);
+                layer = layers.end;
+                continue;
             }
+            let named = (attention_name(layer), ShardKind::Attention);
+            let w = self.attention_weights(options, layer)?;
+            shards.push(self.package_with_cache(named, layer, w, options, context));
+            for pack in 0..e.count / packing.per_package {
+                shards.push(self.moe_shard((layer, pack), packing, options, None)?);
+            }
+            self.layer_steps(layer, packing, options, &mut steps)?;
+            layer += 1;
         }
         Ok((shards, steps))
     }

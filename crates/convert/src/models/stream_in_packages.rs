@@ -85,12 +85,6 @@ fn attention_outputs(scope: &str) -> Vec<(String, OutputBinding)> {
     outputs.map(|(name, to)| (format!("{scope}{name}"), output(to))).to_vec()
 }
 
-/// Part of a plan: whole layers without experts, or one layer with experts.
-enum LayerPart {
-    Dense(Range<usize>),
-    Routed { layer: usize, has_attention: bool, joins_next: bool },
-}
-
 impl Family {
     /// Returns the groups of layers that share a package: neighbours of one kind without experts, and pairs of layers
     /// with experts.
@@ -128,30 +122,6 @@ impl Family {
         ((limit / bytes.max(1)) as usize).clamp(1, MOST_DENSE_LAYERS)
     }
 
-    /// Returns the parts of all layers, where the layers of each range of `joined` share a package.
-    fn parts(&self, joined: &[Range<usize>]) -> Vec<LayerPart> {
-        let layers = &self.decoder.layers;
-        let mut parts = Vec::new();
-        let mut layer = 0;
-        while layer < layers.len() {
-            let group = joined.iter().find(|g| g.start == layer);
-            if layers[layer].experts.is_none() {
-                let group = group.cloned().unwrap_or(layer..layer + 1);
-                layer = group.end.max(layer + 1);
-                parts.push(LayerPart::Dense(group));
-                continue;
-            }
-            let has_attention = !joined.iter().any(|g| g.len() > 1 && g.end == layer + 1);
-            parts.push(LayerPart::Routed {
-                layer,
-                has_attention,
-                joins_next: group.is_some_and(|g| g.len() > 1),
-            });
-            layer += 1;
-        }
-        parts
-    }
-
     /// Plans the shards and the host's steps of all layers.
     ///
     /// # Errors
@@ -163,32 +133,34 @@ impl Family {
         joined: &[Range<usize>],
     ) -> Result<(Vec<PlannedShard>, Vec<Step>)> {
         let (mut shards, mut steps) = (Vec::new(), Vec::new());
-        for part in self.parts(joined) {
-            match part {
-                LayerPart::Dense(layers) => {
-                    shards.push(self.dense_shard(&layers, options, context)?);
-                    steps.push(self.dense_step(&layers, options.form_of(ShardKind::Layers)));
-                }
-                LayerPart::Routed { layer, has_attention, joins_next } => {
-                    let Some(e) = &self.decoder.layers[layer].experts else { continue };
-                    let packing = options.packing(e.count)?;
-                    let packs = e.count / packing.per_package;
-                    if has_attention {
-                        let named = (attention_name(layer), ShardKind::Attention);
-                        let w = self.routed_attention_weights(layer, options)?;
-                        shards.push(self.package_with_cache(named, layer, w, options, context));
-                        steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
-                    }
-                    let alone = if joins_next { packs - 1 } else { packs };
-                    for pack in 0..alone {
-                        shards.push(self.expert_shard((layer, pack), packing, options, None, e)?);
-                    }
-                    if joins_next {
-                        shards.push(self.joined_shard(layer, packing, options, context, e)?);
-                    }
-                    self.expert_steps(layer, packing, options, joins_next, e, &mut steps)?;
-                }
+        let mut layer = 0;
+        while layer < self.decoder.layers.len() {
+            let group = joined.iter().find(|g| g.start == layer);
+            let Some(e) = &self.decoder.layers[layer].experts else {
+                let layers = group.cloned().unwrap_or(layer..layer + 1);
+                shards.push(self.dense_shard(&layers, options, context)?);
+                steps.push(self.dense_step(&layers, options.form_of(ShardKind::Layers)));
+                layer = layers.end.max(layer + 1);
+                continue;
+            };
+            let packing = options.packing(e.count)?;
+            let packs = e.count / packing.per_package;
+            // The package before has the attention where layers are joined.
+            if !joined.iter().any(|g| g.len() > 1 && g.end == layer + 1) {
+                let named = (attention_name(layer), ShardKind::Attention);
+                let w = self.routed_attention_weights(layer, options)?;
+                shards.push(self.package_with_cache(named, layer, w, options, context));
+                steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
             }
+            let joins_next = group.is_some_and(|g| g.len() > 1);
+            for pack in 0..packs - usize::from(joins_next) {
+                shards.push(self.expert_shard((layer, pack), packing, options, None, e)?);
+            }
+            if joins_next {
+                shards.push(self.joined_shard(layer, packing, options, context, e)?);
+            }
+            self.expert_steps(layer, packing, options, joins_next, e, &mut steps)?;
+            layer += 1;
         }
         Ok((shards, steps))
     }

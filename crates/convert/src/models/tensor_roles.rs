@@ -228,4 +228,14 @@ impl Decoder {
         let decoder = Decoder { is_rotated: false, ..self.clone() };
         decoder.tensors().iter().map(TensorRow::elements).sum()
     }
+
+    /// Counts the parameters that a token uses: one row of an embedding that is not the head, and its experts.
+    pub fn active_parameters(&self) -> u64 {
+        let looked_up = if self.is_tied { 0 } else { self.vocab * self.hidden };
+        let idle = self.experts().map_or(0, |e| {
+            let biases = if e.has_bias { 2 * e.width + self.hidden } else { 0 };
+            self.routed().count() * (e.count - e.active) * (3 * self.hidden * e.width + biases)
+        });
+        self.parameters() - (looked_up + idle) as u64
+    }
 }
