@@ -46,7 +46,7 @@ fn largest_of(family: &Family, m: &MatrixPlan) -> Result<f32> {
         let from = start + i * PIECE;
         let to = (from + PIECE).min(end);
         let mut values = vec![0f32; (to - from) as usize];
-        family.read(&m.tensor, from..to, &mut values)?;
+        family.checked.read(&m.tensor, from..to, &mut values)?;
         Ok(values.iter().fold(0f32, |largest, v| largest.max(v.abs())))
     };
     (0..m.weights().div_ceil(PIECE)).into_par_iter().map(piece).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))

@@ -58,8 +58,8 @@ pub struct LadderModel {
 impl LadderModel {
     /// Makes the facts of a family's model, with caches of `context` positions.
     pub fn of(family: &Family, context: usize) -> LadderModel {
-        let experts = Some(family.sizes().experts).filter(|n| *n > 0);
-        LadderModel { has_history: family.has_history(), context, experts }
+        let experts = family.decoder.experts().map(|e| e.count);
+        LadderModel { has_history: family.decoder.has_history(), context, experts }
     }
 
     /// Returns a quarter of a layer's experts; none where their number is no multiple of 4.

@@ -71,12 +71,12 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
     let infos = checkpoint.source.tensors().to_vec();
     let family = models::open(checkpoint)?;
     let mut report = CheckpointReport {
-        family: family.name().into(),
+        family: family.decoder.family.into(),
         name,
-        config: family.summary(),
+        config: family.decoder.summary.clone(),
         parts: BTreeMap::new(),
         total_parameters: 0,
-        active_parameters: family.sizes().active_parameters(),
+        active_parameters: family.decoder.active_parameters(),
         bytes: 0,
         tensors: Vec::new(),
         skipped: Vec::new(),
@@ -88,7 +88,7 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         report.lattices = LatticeShares::of(&family, &plan);
         report.remarks.extend(report.lattices.remarks());
     }
-    let parts = family.checked_checkpoint().parts();
+    let parts = family.checked.parts();
     for info in infos {
         let Some(part) = parts.get(&info.name) else {
             report.skipped.push(info.name);

@@ -211,10 +211,8 @@ pub fn measure(
             let mut metrics = Metrics::default();
             for m in &parts {
                 let m = MatrixPlan { quant: resolve(m), ..m.clone() };
-                metrics.merge(
-                    &encode_matrix(family.checked_checkpoint(), &m, importance, None, &mut |_| Ok(()))?
-                        .metrics,
-                );
+                metrics
+                    .merge(&encode_matrix(&family.checked, &m, importance, None, &mut |_| Ok(()))?.metrics);
             }
             candidates.push(Candidate { kind, bytes, error: metrics.output_error() });
         }
@@ -254,7 +252,7 @@ pub fn decoded(
         let quant = MatrixQuant::resolve(kind, groups, m.rows, m.cols);
         let m = MatrixPlan { quant, ..m.clone() };
         let mut packed = Vec::new();
-        let side = encode_matrix(family.checked_checkpoint(), &m, importance, None, &mut |b| {
+        let side = encode_matrix(&family.checked, &m, importance, None, &mut |b| {
             packed.extend_from_slice(b);
             Ok(())
         })?;

@@ -73,7 +73,7 @@ impl Lattice {
         }
         let start = m.offset + (m.rows / 2 * m.cols) as u64;
         let mut values = vec![0f32; SAMPLE.min(m.rows.div_ceil(2) * m.cols)];
-        family.read(&m.tensor, start..start + values.len() as u64, &mut values).ok()?;
+        family.checked.read(&m.tensor, start..start + values.len() as u64, &mut values).ok()?;
         round_to_f16(&mut values);
         Lattice::of(&values)
     }

@@ -119,7 +119,7 @@ fn lut4_loss(
     for m in sampled(matrices) {
         let quant = MatrixQuant::resolve(Quant::lut(IndexBits::Four), Groups::default(), m.rows, m.cols);
         let m = MatrixPlan { quant, ..m };
-        let side = encode_matrix(family.checked_checkpoint(), &m, importance, None, &mut |_| Ok(()))?;
+        let side = encode_matrix(&family.checked, &m, importance, None, &mut |_| Ok(()))?;
         metrics.merge(&side.metrics);
     }
     Ok((metrics.output_error(), metrics.count))

@@ -41,7 +41,7 @@ impl Spread {
                 crate::build::check_interrupted()?;
                 let (from, to) = (i * PIECE, ((i + 1) * PIECE).min(n));
                 let mut values = vec![0f32; to - from];
-                family.read(&m.tensor, m.offset + from as u64..m.offset + to as u64, &mut values)?;
+                family.checked.read(&m.tensor, m.offset + from as u64..m.offset + to as u64, &mut values)?;
                 let largest = values.iter().fold(0f32, |max, v| max.max(v.abs()));
                 Ok((largest, values.iter().map(|v| f64::from(v.abs())).sum()))
             })
@@ -66,7 +66,7 @@ impl Spread {
         let (mut largest, mut sum) = (0f32, 0f64);
         for i in 0..SAMPLE_PIECES {
             let from = m.offset + (n - SAMPLE_PIECE) * i / (SAMPLE_PIECES - 1);
-            family.read(&m.tensor, from..from + SAMPLE_PIECE, &mut values)?;
+            family.checked.read(&m.tensor, from..from + SAMPLE_PIECE, &mut values)?;
             largest = values.iter().fold(largest, |max, v| max.max(v.abs()));
             sum += values.iter().map(|v| f64::from(v.abs())).sum::<f64>();
         }

@@ -183,8 +183,8 @@ fn both_layouts_hold_the_same_weights() {
         [("layers.5.experts.down_proj", 8 * 64 * 32), ("layers.0.self_attn.v_proj.weight", 32 * 64)]
     {
         let (mut a, mut b) = (vec![0f32; elements], vec![1f32; elements]);
-        published.read(tensor, 0..elements as u64, &mut a).unwrap();
-        text.read(tensor, 0..elements as u64, &mut b).unwrap();
+        published.checked.read(tensor, 0..elements as u64, &mut a).unwrap();
+        text.checked.read(tensor, 0..elements as u64, &mut b).unwrap();
         assert_eq!(a, b, "{tensor}");
     }
 }
@@ -201,7 +201,7 @@ fn families_in_fp8() {
         let [before, after] = [repository(folder), copy.0.path().to_path_buf()].map(|folder| {
             let family = models::open(models::load(folder).unwrap()).unwrap();
             let mut values = vec![0f32; elements];
-            family.read(tensor, 0..elements as u64, &mut values).unwrap();
+            family.checked.read(tensor, 0..elements as u64, &mut values).unwrap();
             values
         });
         let wrong = before.iter().zip(&after).find(|(a, b)| (**a - **b).abs() > a.abs() / 15.0 + 1e-3);
@@ -384,8 +384,8 @@ fn a_weight_that_is_not_a_number() {
     });
     let family = models::open(models::load(copy.0.path().to_str().unwrap()).unwrap()).unwrap();
     let name = Q_PROJ.strip_prefix("model.").unwrap();
-    family.read(name, 0..70, &mut [0f32; 70]).unwrap();
-    let err = family.read(name, 64..128, &mut [0f32; 64]).unwrap_err().to_string();
+    family.checked.read(name, 0..70, &mut [0f32; 70]).unwrap();
+    let err = family.checked.read(name, 64..128, &mut [0f32; 64]).unwrap_err().to_string();
     assert!(err.contains(Q_PROJ) && err.contains("element 70 is NaN"), "{err}");
 }
 
@@ -456,12 +456,14 @@ fn the_synthetic_model_has_every_tensor_of_the_real_one() {
     // One expert of the last layer, of 128.
     let mut slab = vec![0f32; 1408 * 2816];
     let n = slab.len() as u64;
-    family.read("layers.29.experts.gate_up_proj", 127 * n..128 * n, &mut slab).unwrap();
+    family.checked.read("layers.29.experts.gate_up_proj", 127 * n..128 * n, &mut slab).unwrap();
     let mean_square = slab.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n as f64;
     // Deviation 1/sqrt(2816), and one of 1024 weights ten times as large.
     let expected = (1.0 + 99.0 / 1024.0) / 2816.0;
     assert!((mean_square / expected - 1.0).abs() < 0.01, "{mean_square} {expected}");
-    assert!(family.read("layers.29.experts.gate_up_proj", 128 * n..128 * n + 1, &mut [0f32]).is_err());
+    assert!(
+        family.checked.read("layers.29.experts.gate_up_proj", 128 * n..128 * n + 1, &mut [0f32]).is_err()
+    );
 }
 
 const ZAYA: &str = "fixtures/tiny-zaya";
@@ -557,7 +559,8 @@ fn a_weight_of_zaya_that_is_not_a_number() {
     });
     let family = models::open(models::load(copy.0.path().to_str().unwrap()).unwrap()).unwrap();
     let n = 64 * 48;
-    let err = family.read("layers.1.mlp.experts.down_proj", 2 * n..3 * n, &mut vec![0f32; n as usize]);
+    let err =
+        family.checked.read("layers.1.mlp.experts.down_proj", 2 * n..3 * n, &mut vec![0f32; n as usize]);
     let err = err.unwrap_err().to_string();
     assert!(err.contains(name) && err.contains("element 7 is inf"), "{err}");
 }
@@ -666,12 +669,15 @@ fn the_synthetic_zaya_has_every_tensor_of_the_real_one() {
     assert_eq!((checkpoint.source.tensors().len(), parameters), (4 + 40 * 32 - 1, 8_840_489_464));
     let family = models::open(checkpoint).unwrap();
     let mut biases = [0f32; 17];
-    family.read("layers.7.mlp.gate.balancing_biases", 0..17, &mut biases).unwrap();
+    family.checked.read("layers.7.mlp.gate.balancing_biases", 0..17, &mut biases).unwrap();
     assert_eq!(biases[16], -1.0);
     assert!(biases[..16].iter().all(|b| b.abs() < 0.5));
     // A kernel's inputs are its channels at each of its positions.
     let mut kernel = vec![0f32; 1280 * 256];
-    family.read("layers.0.self_attn.qkv_proj.conv_qk_grouped.weight", 0..1280 * 256, &mut kernel).unwrap();
+    family
+        .checked
+        .read("layers.0.self_attn.qkv_proj.conv_qk_grouped.weight", 0..1280 * 256, &mut kernel)
+        .unwrap();
     let mean_square = kernel.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / kernel.len() as f64;
     assert!((mean_square * 256.0 - 1.0).abs() < 0.2, "{mean_square}");
 }

@@ -109,7 +109,7 @@ fn compressed(family: &Family, kind: &str, calibration: usize) -> Result<(Probe,
             false => decoded(family, &own, quant, plan.options.groups, None)?.0,
         };
         let values = match tensor.strip_suffix(BY_NORM) {
-            Some(head) => in_order(&values, family.checked_checkpoint().rows_by_norm(head)?),
+            Some(head) => in_order(&values, family.checked.rows_by_norm(head)?),
             None => values,
         };
         let name = if part == "head" { HEAD.to_string() } else { tensor };

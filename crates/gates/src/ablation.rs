@@ -209,7 +209,7 @@ fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result
 /// Measures the error that a matrix's kind causes, and names the cause.
 fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
     let scale = BankScales::default().of(s.family, shard, m)?;
-    let side = encode_matrix(s.family.checked_checkpoint(), m, s.importance, scale, &mut |_| Ok(()))?;
+    let side = encode_matrix(&s.family.checked, m, s.importance, scale, &mut |_| Ok(()))?;
     let error = side.metrics.relative_mse();
     let spread = Spread::of(s.family, m)?;
     let outlier = Outlier::of(shard, m, spread);

@@ -150,7 +150,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         let mut values = Vec::new();
         for m in matrices {
             let mut own = vec![0f32; m.weights() as usize];
-            self.search.family.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
+            self.search.family.checked.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
             own.chunks_mut(m.cols).for_each(q4_0::round_trip);
             values.extend(own);
         }
@@ -160,7 +160,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
     /// Puts the rows of a tensor that is stored in another order back into the checkpoint's.
     fn in_order(&self, tensor: &str, values: Vec<f32>) -> Result<Vec<f32>> {
         let Some(matrix) = tensor.strip_suffix(BY_NORM) else { return Ok(values) };
-        let order = self.search.family.checked_checkpoint().rows_by_norm(matrix)?;
+        let order = self.search.family.checked.rows_by_norm(matrix)?;
         let cols = values.len() / order.len();
         let mut out = vec![0f32; values.len()];
         for (row, &id) in values.chunks_exact(cols).zip(order) {

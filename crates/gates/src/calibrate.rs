@@ -65,7 +65,7 @@ mod tests {
         // The input of the first projection is a norm's output: its mean square is the mean square of the norm's weight.
         let (_, q) = &found["layers.0.self_attn.q_proj.weight"];
         let mut norm = vec![0f32; q.len()];
-        family.read("layers.0.input_layernorm.weight", 0..q.len() as u64, &mut norm).unwrap();
+        family.checked.read("layers.0.input_layernorm.weight", 0..q.len() as u64, &mut norm).unwrap();
         let mean = |v: &mut dyn Iterator<Item = f32>| v.sum::<f32>() / q.len() as f32;
         let (found, expected) = (mean(&mut q.iter().copied()), mean(&mut norm.iter().map(|w| w * w)));
         assert!((found / expected - 1.0).abs() < 0.2, "{found} {expected}");

@@ -498,7 +498,7 @@ fn full_stack(
     let text = wanted.origin.filter(|_| wanted.given || learned >= golden_gate::LEARNED);
     let text = text.map(|(family, text)| {
         let model = open(&anemoe_runtime::cpu::CpuBackend::default())?;
-        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let checkpoint = &family.checked.checkpoint;
         text_gate::gate(&model, checkpoint, text, wanted.bounds, &mut || ())
     });
     let text = text.transpose()?;

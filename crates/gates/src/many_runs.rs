@@ -249,7 +249,7 @@ mod tests {
                 }
                 let weights = own.iter().map(|m| m.offset + m.weights()).max().unwrap();
                 let mut read = vec![0f32; weights as usize];
-                family.read(&tensor, 0..weights, &mut read).unwrap();
+                family.checked.read(&tensor, 0..weights, &mut read).unwrap();
                 let name = if is_head { crate::reference::HEAD.to_string() } else { tensor };
                 tensors.push(ReplacedTensor { layer, name, experts: vec![] });
                 values.push(Arc::new(coarse(&read)));
@@ -306,7 +306,7 @@ mod tests {
             let ((tensor, _), own) =
                 matrices(&plan).into_iter().find(|((t, _), _)| t.ends_with("experts.down_proj")).unwrap();
             let mut read = vec![0f32; own.iter().map(|m| m.weights() as usize).sum()];
-            family.read(&tensor, 0..read.len() as u64, &mut read).unwrap();
+            family.checked.read(&tensor, 0..read.len() as u64, &mut read).unwrap();
             let (coarse, n) = (coarse(&read), own.len());
             let part = |experts: &[usize]| -> Vec<f32> {
                 let each = read.len() / n;

@@ -51,7 +51,7 @@ const WINDOWS: usize = 256;
 /// # Errors
 /// There is no tokenizer, the text has no token to predict, or the memory does not suffice for a window.
 pub fn windows(family: &Family, text: Option<&str>, memory_limit: u64) -> Result<Vec<Vec<u32>>> {
-    let checkpoint = &family.checked_checkpoint().checkpoint;
+    let checkpoint = &family.checked.checkpoint;
     let tokenizer = checkpoint_text::tokenizer(checkpoint)?;
     let bos = tokenizer.bos(checkpoint_text::bos(checkpoint));
     let ids = tokenizer.encode(text.unwrap_or(TEXT), bos)?;
@@ -100,7 +100,7 @@ pub fn is_compressed(m: &MatrixPlan) -> bool {
 /// Tells whether [`compress`] can take a plan: no table and no scale belongs to several experts of a stacked tensor.
 pub fn fits_experts(family: &Family, plan: &Plan) -> bool {
     plan.shards.iter().flat_map(|s| &s.matrices).filter(|m| is_compressed(m)).all(|m| {
-        let Some([_, rows, _]) = family.checked_checkpoint().shape(&m.tensor) else { return true };
+        let Some([_, rows, _]) = family.checked.shape(&m.tensor) else { return true };
         let rows = *rows as usize;
         m.rows <= rows || fits_rows(m, rows)
     })
@@ -153,7 +153,7 @@ pub fn compress(
     folder: &Path,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<()> {
-    let checkpoint = &family.checked_checkpoint().checkpoint;
+    let checkpoint = &family.checked.checkpoint;
     let layers = family.decoder.layers.len();
     let state = folder.join(format!("{PREFIX}streams"));
     let store = CompressedMatrices::new(folder);
@@ -453,7 +453,7 @@ impl LayerCompressor {
         for m in matrices {
             let read = |row: usize, out: &mut [f32]| {
                 let start = m.offset + (row * m.cols) as u64;
-                family.read(&m.tensor, start..start + out.len() as u64, out)
+                family.checked.read(&m.tensor, start..start + out.len() as u64, out)
             };
             self.compress_rows(m, (0, m.rows), &moments, &read, &mut |_, _| ())?;
         }

@@ -213,7 +213,7 @@ pub fn gate(
     let mut gate = WeightGate::new();
     for shard in &plan.shards {
         build::check_interrupted()?;
-        shard_weights(&mut gate, family.checked_checkpoint(), shard, bundle)?;
+        shard_weights(&mut gate, &family.checked, shard, bundle)?;
         progress();
     }
     embedding(&mut gate, family, bundle, chain)?;
@@ -267,12 +267,12 @@ fn rows_of<'a>(
 
 /// Compares the embedding's rows with the checkpoint's, some at a time.
 fn embedding(gate: &mut WeightGate, family: &Family, bundle: &Path, chain: &Chain) -> Result<()> {
-    let (e, checkpoint) = (&chain.embedding, family.checked_checkpoint());
+    let (e, checkpoint) = (&chain.embedding, &family.checked);
     // An assistant takes the embedding of the model that it drafts for.
     if e.rows == 0 || chain.assistant.is_some() {
         return Ok(());
     }
-    let (mut file, tensor) = (EmbeddingFile::open(bundle, e)?, family.embedding_tensor());
+    let (mut file, tensor) = (EmbeddingFile::open(bundle, e)?, family.decoder.tensor(None, "embedding"));
     let (mut q, mut worst) = (Vec::new(), None::<Likeness>);
     for first in (0..e.rows).step_by(EMBEDDING_ROWS) {
         build::check_interrupted()?;

@@ -242,7 +242,7 @@ impl Tuner<'_> {
     ) -> Result<TrialResult> {
         let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
         let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
-        let fingerprint = self.family.fingerprint()?;
+        let fingerprint = self.family.checked.checkpoint.fingerprint()?;
         let trial = FormTrial {
             family: self.family,
             plan,

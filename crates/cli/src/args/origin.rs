@@ -35,17 +35,17 @@ impl OriginArgs {
         let spec =
             spec.with_context(|| format!("{what_for} needs --checkpoint, the one of {}", chain.source))?;
         let family = models::open(Reading::of(&chain)?.open(spec)?)?;
-        if chain.family != family.name() {
+        if chain.family != family.decoder.family {
             bail!(
                 "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",
                 spec.display(),
                 bundle.display(),
-                family.name(),
+                family.decoder.family,
                 chain.family
             );
         }
         if let Some(hash) = &chain.checkpoint_sha256
-            && *hash != family.fingerprint()?
+            && *hash != family.checked.checkpoint.fingerprint()?
         {
             bail!(
                 "--checkpoint {}: is not what {} was built from: its contents differ",

@@ -137,7 +137,7 @@ impl PlanArgs {
     /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
     fn kind_choice(&self, family: &Family) -> KindChoice {
         // An assistant is not run by itself.
-        let is_whole = family.sizes().parameters <= MAX_WHOLE && family.decoder.assistant.is_none();
+        let is_whole = family.decoder.parameters() <= MAX_WHOLE && family.decoder.assistant.is_none();
         let wants_search = self.max_bytes.is_some()
             || self.max_kl.is_some()
             || self.like.is_some()

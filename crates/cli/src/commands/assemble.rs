@@ -118,7 +118,7 @@ fn origin(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Family, G
 fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> Option<GateReference> {
     let run = || {
         let (family, text) = origin(assembly, args)?;
-        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let checkpoint = &family.checked.checkpoint;
         let (prompt, decode) = gate_prompt(checkpoint, assembly.plan())?;
         Ok::<_, anyhow::Error>((with_bar(checkpoint, &prompt, decode, ui)?, (family, text)))
     };

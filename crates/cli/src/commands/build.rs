@@ -156,7 +156,7 @@ impl Command for Args {
         let options = PlanArgs { calibration, ..self.options.clone() };
         let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
-        if let Some(note) = check_side_files(&family.checked_checkpoint().checkpoint)? {
+        if let Some(note) = check_side_files(&family.checked.checkpoint)? {
             ui.line(format!("note: {note}"))?;
         }
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
@@ -183,7 +183,7 @@ impl Command for Args {
         let outliers = find_outliers(family, &plan, &self.options, ui)?;
         ui.lines(|lines| show_outliers(&outliers, lines))?;
         signals::announce_rest();
-        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let checkpoint = &family.checked.checkpoint;
         let model = &plan.chain.model;
         let text = match self.skip_gates {
             true => GateText::default(),
@@ -221,7 +221,7 @@ impl Command for Args {
                 return Err(e.into());
             }
             bar.finish_and_clear();
-            let _ = family.checked_checkpoint().compressed.set(CompressedMatrices::new(build.folder()));
+            let _ = family.checked.compressed.set(CompressedMatrices::new(build.folder()));
         }
         build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
         if let Some(drafter) = drafter {
@@ -314,7 +314,7 @@ impl Args {
         ui: &Ui,
     ) -> anemoe_io::Result<GatedReport> {
         let PlannedCheckpoint { family, plan, .. } = drafter;
-        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let checkpoint = &family.checked.checkpoint;
         let model = &plan.chain.model;
         let text = match self.skip_gates {
             true => GateText::default(),
@@ -346,12 +346,12 @@ fn plan_drafter(
         ..options.clone()
     };
     let drafter = plan_checkpoint(spec, &options, PlanUse::Drafter, ui)?;
-    let has_none = drafter.family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?.is_none();
+    let has_none = drafter.family.checked.checkpoint.side_file("tokenizer.json")?.is_none();
     if drafter.plan.chain.assistant.is_some() && has_none {
         return Ok(drafter);
     }
     let tokenizer = |family: &Family| -> anyhow::Result<Option<Vec<u8>>> {
-        let file = family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?;
+        let file = family.checked.checkpoint.side_file("tokenizer.json")?;
         Ok(file.map(|file| file.read().map(|text| text.into_owned())).transpose()?)
     };
     let sizes = [plan, &drafter.plan].map(|plan| plan.chain.model.vocab_size);

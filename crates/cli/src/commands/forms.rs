@@ -50,7 +50,7 @@ impl Command for Args {
             _ => {
                 let family = models::open(self.reading.open_extent(&self.path, Extent::Headers)?)?;
                 let options = PlanOptions { max_context: self.max_context, ..PlanOptions::default() };
-                (LadderModel::of(&family, options.context(family.sizes().positions)?), None)
+                (LadderModel::of(&family, options.context(family.decoder.positions)?), None)
             }
         };
         let forms = ladder(model)?;

@@ -106,7 +106,7 @@ impl Command for Args {
                 let Origin { family, plan, .. } = &origin;
                 let weights = weight_gate::gate(family, plan, &self.bundle, &chain, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
-                let checkpoint = &family.checked_checkpoint().checkpoint;
+                let checkpoint = &family.checked.checkpoint;
                 let text = self.text_gate.text(checkpoint, chain.model.vocab_size, chain.model.max_context)?;
                 let on_cpu = match &on_device {
                     Some(_) => None,
@@ -181,7 +181,7 @@ impl Command for Args {
 /// Compares shards of the bundle with their FP16 references on probes.
 fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Result<ProbeReport> {
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--probes")?;
-    let checkpoint = &family.checked_checkpoint().checkpoint;
+    let checkpoint = &family.checked.checkpoint;
     let golden = reference(checkpoint, &plan, Some(expected), ui)?;
     let mut seen = BTreeSet::new();
     let mut shards: Vec<&PlannedShard> = Vec::new();

@@ -188,7 +188,7 @@ impl<'a> Build<'a> {
         if embedding.is_file() {
             return missing;
         }
-        let files = self.inputs.family.checked_checkpoint().checkpoint.side_files().unwrap_or_default();
+        let files = self.inputs.family.checked.checkpoint.side_files().unwrap_or_default();
         missing + self.plan.totals.embedding_bytes + files.iter().map(|(_, f)| f.bytes()).sum::<u64>()
     }
 
@@ -491,7 +491,7 @@ impl BuildInputs<'_> {
     /// Returns the identity of the inputs: a build goes on only with inputs of the identity that it began with.
     fn identity(&self) -> Result<serde_json::Value> {
         let mut identity = serde_json::json!({
-            "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),
+            "checkpoint": self.family.checked.checkpoint.fingerprint()?, "importance": self.importance.map(Importance::sha256),
         });
         if let Some(hash) = &self.family.calibration {
             identity["calibration"] = hash.as_str().into();
@@ -510,7 +510,7 @@ pub fn write_shard(
     importance: Option<&Importance>,
     path: &Path,
 ) -> Result<Quality> {
-    let checkpoint = family.checked_checkpoint();
+    let checkpoint = &family.checked;
     let mut writer = PackageWriter::create(path)?;
     let mut stored = Stored::default();
     let mut quality = Quality { min_cosine: 1.0, all: Metrics::default(), roles: Vec::new() };

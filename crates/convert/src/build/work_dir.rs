@@ -574,7 +574,7 @@ impl WorkDir {
             return Ok(record);
         }
         // Side files are read first, so that a wrong tokenizer is found before the work.
-        let files = family.checked_checkpoint().checkpoint.side_files()?;
+        let files = family.checked.checkpoint.side_files()?;
         self.folder.path(VECTORS_FILE)?;
         let vectors = write_vectors(family, &plan.options, &self.bundle)?;
         let embedding = self.write_embedding(family, plan)?;
@@ -604,7 +604,7 @@ impl WorkDir {
         let matrix = MatrixPlan {
             name: "embedding".into(),
             part: "embedding".into(),
-            tensor: family.embedding_tensor(),
+            tensor: family.decoder.tensor(None, "embedding"),
             offset: 0,
             rows: embedding.rows,
             cols: embedding.cols,
@@ -615,7 +615,7 @@ impl WorkDir {
         let failed = |e: std::io::Error| Error::io(&path, e);
         // No importances: each row belongs to one token, and the head's importances say nothing about it.
         let order = family.token_ordering()?;
-        let side = encode_in_order(family.checked_checkpoint(), &matrix, order.as_deref(), &mut |bytes| {
+        let side = encode_in_order(&family.checked, &matrix, order.as_deref(), &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());

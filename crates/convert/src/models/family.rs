@@ -6,7 +6,6 @@ use super::chain_builder::{
 use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual, RouterKind};
 use super::keys::eos_token_ids;
-use super::sizes::Sizes;
 use super::tensor_table::{TOKEN_ORDERING, TensorRow};
 use crate::context_buckets::ContextBuckets;
 use crate::lower::Stored;
@@ -48,7 +47,8 @@ pub type Remarks = fn(&Decoder, &CheckedCheckpoint) -> Result<Vec<String>>;
 pub struct Family {
     /// Description of the model.
     pub decoder: Decoder,
-    pub(super) checked: CheckedCheckpoint,
+    /// The checkpoint, whose tensors fit the description.
+    pub checked: CheckedCheckpoint,
     /// Tensors of each layer, by role.
     pub(super) rows: Vec<BTreeMap<&'static str, TensorRow>>,
     remarks: Remarks,
@@ -72,42 +72,10 @@ impl Family {
         Family { decoder, checked, rows, remarks, calibration: None }
     }
 
-    /// Returns the name of the family, for instance `gemma4`.
-    pub fn name(&self) -> &'static str {
-        self.decoder.family
-    }
-
-    /// Returns the checked checkpoint.
-    pub fn checked_checkpoint(&self) -> &CheckedCheckpoint {
-        &self.checked
-    }
-
-    /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
-    ///
-    /// # Errors
-    /// The file cannot be read, or a value is NaN or infinite.
-    pub fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.checked.read(tensor, range, out)
-    }
-
-    /// Tells whether attention remembers anything of earlier tokens besides keys and values.
-    pub fn has_history(&self) -> bool {
-        self.decoder.has_history()
-    }
-
     /// Returns the kinds that `--quant` stands for when it is not given and the model is not run.
     pub fn preset(&self) -> Preset {
         let is_small = self.decoder.experts().is_none() && self.decoder.parameters() < SMALL_DENSE;
         if is_small { SMALL_PRESET } else { self.decoder.preset }
-    }
-
-    /// Returns a hash that changes when the checkpoint's files or its variants do, so that a build does not go on
-    /// with another checkpoint's shards.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn fingerprint(&self) -> Result<String> {
-        self.checked.checkpoint.fingerprint()
     }
 
     /// Returns remarks on the checkpoint's values that a user should know.
@@ -116,21 +84,6 @@ impl Family {
     /// The checkpoint cannot be read.
     pub fn remarks(&self) -> Result<Vec<String>> {
         (self.remarks)(&self.decoder, &self.checked)
-    }
-
-    /// Returns the name of the embedding tensor, `[vocab_size, hidden_size]`.
-    pub fn embedding_tensor(&self) -> String {
-        self.decoder.tensor(None, "embedding")
-    }
-
-    /// Returns sizes from the configuration, for people.
-    pub fn summary(&self) -> BTreeMap<String, serde_json::Value> {
-        self.decoder.summary.clone()
-    }
-
-    /// Returns counts from the configuration: layers, experts, positions, parameters.
-    pub fn sizes(&self) -> Sizes {
-        self.decoder.sizes()
     }
 
     /// Decides packages, compression and the chain.

@@ -18,7 +18,6 @@ mod registry;
 mod replan;
 mod rope;
 mod rotate;
-mod sizes;
 mod stream_at_host;
 mod stream_in_packages;
 mod synthetic;
@@ -38,7 +37,6 @@ pub use keys::token_ids;
 pub use registry::describe;
 pub use replan::replan;
 pub use rotate::{can_rotate, rotate};
-pub use sizes::Sizes;
 pub use tensor_table::{ModelPart, TensorRow, check_tensors, full_name};
 
 use crate::Result;

@@ -187,12 +187,12 @@ fn rungs(family: &Family, options: &PlanOptions) -> Vec<PlanOptions> {
 /// package of several layers otherwise has several states, and the placement of a history in a state is undecided.
 fn combinations(family: &Family, options: &PlanOptions) -> Vec<PlanOptions> {
     let asked = options.form;
-    let history = if family.has_history() { HistoryForm::Host } else { asked.history };
+    let history = if family.decoder.has_history() { HistoryForm::Host } else { asked.history };
     let mut kept =
         vec![asked, ShardForm { history, ..asked }, ShardForm { cache: CacheForm::Host, history, ..asked }];
     kept.dedup();
     // The host keeps a history alone only where there is one; a cache kept by the host includes the history.
-    kept.retain(|form| form.check(family.has_history()).is_ok());
+    kept.retain(|form| form.check(family.decoder.has_history()).is_ok());
     let joined = |n, form| ShardForm { layers_per_shard: NonZeroUsize::new(n), ..form };
     let mut all: Vec<PlanOptions> = Vec::new();
     for n in LAYERS.into_iter().filter(|&n| options.layers_per_shard().map(NonZeroUsize::get) != Some(n)) {

@@ -229,7 +229,11 @@ fn typical_norm(site: &ProbeContext<'_>) -> Result<f64> {
     let mut row = vec![0f32; cols];
     for i in 0..SAMPLE.min(rows) {
         let start = (i * rows / SAMPLE.min(rows) * cols) as u64;
-        site.family.read(&site.family.embedding_tensor(), start..start + cols as u64, &mut row)?;
+        site.family.checked.read(
+            &site.family.decoder.tensor(None, "embedding"),
+            start..start + cols as u64,
+            &mut row,
+        )?;
         norms.push(norm(&row) * f64::from(embedding.scale));
     }
     norms.sort_by(f64::total_cmp);

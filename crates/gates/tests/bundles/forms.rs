@@ -112,7 +112,7 @@ fn options(has_history: bool, form: ShardForm) -> PlanOptions {
 fn bundle(dir: &Path, name: &str, options: &PlanOptions) -> PathBuf {
     let family = fixture(name);
     let mut options = options.clone();
-    if family.sizes().experts == 0 {
+    if family.decoder.experts().is_none() {
         (options.experts_per_shard, options.form.experts) = (None, ExpertForm::Separate);
     }
     let options = &options;

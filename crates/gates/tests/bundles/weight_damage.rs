@@ -33,7 +33,7 @@ impl Built {
         if calibrate {
             let windows: Vec<Vec<u32>> = (0..16).map(|i| ids(i, 24)).collect();
             text_feedback::compress(&family, &plan, &windows, build.folder(), &mut |_, _| ()).unwrap();
-            let _ = family.checked_checkpoint().compressed.set(CompressedMatrices::new(build.folder()));
+            let _ = family.checked.compressed.set(CompressedMatrices::new(build.folder()));
         }
         build.host_files().unwrap();
         build.shards(&build.own_shards(), 1, &|_| ()).unwrap();
