@@ -136,7 +136,7 @@ impl<'a> Walker<'a> {
 
     fn block(&mut self, block: &'a Block) {
         for input in &block.inputs {
-            self.define(&input.name, &input.ty, ProducedBy::Data, None, None, false);
+            self.scope.insert(&input.name, KnownInScope::new(&input.ty, ProducedBy::Data));
         }
         for op in &block.operations {
             if op.op_type == "const" {
@@ -147,18 +147,6 @@ impl<'a> Walker<'a> {
                 self.compute(op);
             }
         }
-    }
-
-    fn define(
-        &mut self,
-        name: &'a str,
-        ty: &'a ValueType,
-        origin: ProducedBy,
-        value: Option<&'a Value>,
-        weight: Option<usize>,
-        from_state: bool,
-    ) {
-        self.scope.insert(name, KnownInScope { value, weight, from_state, ..KnownInScope::new(ty, origin) });
     }
 
     /// Adds the bytes of a stored value to the function's, a blob once however often it is used. Returns the bytes.
@@ -183,7 +171,8 @@ impl<'a> Walker<'a> {
                 bytes,
             })
         });
-        self.define(&output.name, &output.ty, ProducedBy::Constant, Some(value), weight, false);
+        let known = KnownInScope::new(&output.ty, ProducedBy::Constant);
+        self.scope.insert(&output.name, KnownInScope { value: Some(value), weight, ..known });
     }
 
     fn without_device(&mut self, op: &Operation) {
@@ -240,19 +229,21 @@ impl<'a> Walker<'a> {
         for i in inner {
             self.graph.weights[i].bytes = 0;
         }
-        let weight = self.weight(weight);
-        self.define(&output.name, &output.ty, ProducedBy::Constant, None, Some(weight), false);
+        let weight = Some(self.weight(weight));
+        let known = KnownInScope::new(&output.ty, ProducedBy::Constant);
+        self.scope.insert(&output.name, KnownInScope { weight, ..known });
     }
 
     fn form(&self, op: &'a Operation, dense: Option<&TensorType>, inner: &[usize]) -> StoredForm {
         let inner_compressed =
             inner.iter().map(|&i| &self.graph.weights[i].form).find(|f| !matches!(f, StoredForm::Dense(_)));
         let chained = inner_compressed.is_some();
+        let ty = |param: &str| self.operand(op, param).and_then(|o| o.0.tensor());
         match op.op_type.as_str() {
             "constexpr_lut_to_dense" => {
-                let lut = self.operand(op, "lut").and_then(|o| o.0.tensor());
-                let indices = self.operand(op, "indices").and_then(|o| o.0.tensor());
-                let (Some(lut), Some(indices)) = (lut, indices) else { return StoredForm::Unstated };
+                let (Some(lut), Some(indices)) = (ty("lut"), ty("indices")) else {
+                    return StoredForm::Unstated;
+                };
                 if indices.rank() + 2 != lut.rank() {
                     // Before iOS18: one table of 2^bits entries, and packed indices.
                     let entries = lut.elements().unwrap_or(1).max(1);
@@ -288,9 +279,9 @@ impl<'a> Walker<'a> {
                         scaled: true,
                     };
                 }
-                let data = self.operand(op, "data").and_then(|o| o.0.tensor());
-                let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
-                let (Some(data), Some(scale)) = (data, scale) else { return StoredForm::Unstated };
+                let (Some(data), Some(scale)) = (ty("data"), ty("scale")) else {
+                    return StoredForm::Unstated;
+                };
                 let cut: Vec<usize> = (0..scale.rank()).filter(|&i| scale.dims[i] != Dim::Fixed(1)).collect();
                 let whole = |i: usize| data.dims.get(i) == scale.dims.get(i);
                 let grain = match cut.as_slice() {
@@ -301,11 +292,9 @@ impl<'a> Walker<'a> {
                 StoredForm::Linear { bits: data.dtype.bits() as u64, grain }
             }
             "constexpr_affine_dequantize" => {
-                let data = self.operand(op, "quantized_data").and_then(|o| o.0.tensor());
-                let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
-                let per_channel = scale.is_some_and(|s| s.elements().unwrap_or(1) > 1);
+                let per_channel = ty("scale").is_some_and(|s| s.elements().unwrap_or(1) > 1);
                 let grain = if per_channel { Granularity::Channel } else { Granularity::Tensor };
-                StoredForm::Linear { bits: data.map_or(8, |d| d.dtype.bits() as u64), grain }
+                StoredForm::Linear { bits: ty("quantized_data").map_or(8, |d| d.dtype.bits() as u64), grain }
             }
             "constexpr_cast" => StoredForm::Dense(dense.map_or(DataType::Float16, |t| t.dtype)),
             _ => StoredForm::Sparse,
