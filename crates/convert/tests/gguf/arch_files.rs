@@ -514,75 +514,30 @@ fn parts_that_do_not_fit() {
         "{e}"
     );
 
-    type Change<'a> = &'a dyn Fn(usize, &mut Gguf);
-    let change: [(Change<'_>, usize, &str); 6] = [
-        (
-            &|i, g| {
-                if i == 2 {
-                    replaced(g, "split.no", 1)
-                }
-            },
-            2,
-            "`split.no` is 1, expected 2 in part 3 of 3",
-        ),
-        (
-            &|i, g| {
-                if i == 1 {
-                    replaced(g, "split.count", 2)
-                }
-            },
-            1,
-            "`split.count` is 2, expected 3 in part 2 of 3",
-        ),
-        (
-            &|i, g| {
-                if i == 1 {
-                    g.remove("split.no")
-                }
-            },
-            1,
-            "`split.no` is missing",
-        ),
-        (
-            &|i, g| {
-                if i == 0 {
-                    replaced(g, "split.tensors.count", 3)
-                }
-            },
-            0,
-            "is 3, but the 3 parts have 2 tensors",
-        ),
-        (
-            &|i, g| {
-                if i == 2 {
-                    g.tensors[0].name = b"token_embd.weight".to_vec()
-                }
-            },
-            2,
-            "`token_embd.weight` is in ",
-        ),
-        (
-            &|i, g| {
-                if i == 1 {
-                    g.version = 0
-                }
-            },
-            1,
-            "version 0",
-        ),
+    type Change<'a> = &'a dyn Fn(&mut Gguf);
+    let changes: [(usize, Change<'_>, &str); 6] = [
+        (2, &|g| replaced(g, "split.no", 1), "`split.no` is 1, expected 2 in part 3 of 3"),
+        (1, &|g| replaced(g, "split.count", 2), "`split.count` is 2, expected 3 in part 2 of 3"),
+        (1, &|g| g.remove("split.no"), "`split.no` is missing"),
+        (0, &|g| replaced(g, "split.tensors.count", 3), "is 3, but the 3 parts have 2 tensors"),
+        (2, &|g| g.tensors[0].name = b"token_embd.weight".to_vec(), "`token_embd.weight` is in "),
+        (1, &|g| g.version = 0, "version 0"),
     ];
-    for (change, at, says) in change {
-        let parts = Parts::new(change);
+    let changed = |at: usize, change: Change<'_>| {
+        Parts::new(|i, g| {
+            if i == at {
+                change(g)
+            }
+        })
+    };
+    for (at, change, says) in changes {
+        let parts = changed(at, change);
         let e = parts.error(0);
         assert!(e.kind() == Kind::Invalid && e.path() == Some(parts.path(at).as_path()), "{e}");
         assert!(e.to_string().contains(says), "{e}");
     }
     // A count that lies stops at the first part that is not there.
-    let parts = Parts::new(|i, g| {
-        if i == 0 {
-            replaced(g, "split.count", u16::MAX)
-        }
-    });
+    let parts = changed(0, &|g| replaced(g, "split.count", u16::MAX));
     let many = parts.path(0).with_file_name("m-00001-of-65535.gguf");
     std::fs::rename(parts.path(0), &many).unwrap();
     let e = open(&many).err().unwrap();
