@@ -238,21 +238,8 @@ impl WorkDir {
     /// # Errors
     /// The folder holds no unfinished build, another build holds its lock, or its plan cannot be read.
     pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
-        let folder = OwnedDir::new(bundle);
-        let text = match look(&folder)? {
-            FolderContent::Unfinished(text, _) => text,
-            FolderContent::Finished => {
-                return Err(Error::usage(format!("{}: is complete already", bundle.display())));
-            }
-            FolderContent::Nothing => {
-                return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
-            }
-        };
-        let lock = lock_file(&folder, LOCK, true)?;
-        let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
-        let mut site = WorkDir::in_folder(folder, &text, &plan);
-        site._locks.push(lock);
-        Ok((site, plan))
+        let complete = || Error::usage(format!("{}: is complete already", bundle.display()));
+        WorkDir::locked(bundle, |folder| lock_file(folder, LOCK, true))?.ok_or_else(complete)
     }
 
     /// Opens an unfinished build to read from it, while its parts may still be built: the folder and its plan. None
@@ -261,6 +248,10 @@ impl WorkDir {
     /// # Errors
     /// The folder holds no build and no bundle, another build holds its lock alone, or its plan cannot be read.
     pub fn shared(bundle: &Path) -> Result<Option<(WorkDir, Plan)>> {
+        WorkDir::locked(bundle, shared_lock)
+    }
+
+    fn locked(bundle: &Path, lock: impl Fn(&OwnedDir) -> Result<File>) -> Result<Option<(WorkDir, Plan)>> {
         let folder = OwnedDir::new(bundle);
         let text = match look(&folder)? {
             FolderContent::Unfinished(text, _) => text,
@@ -269,7 +260,7 @@ impl WorkDir {
                 return Err(Error::usage(format!("{}: is no unfinished build", bundle.display())));
             }
         };
-        let lock = shared_lock(&folder)?;
+        let lock = lock(&folder)?;
         let plan = parse_plan(&bundle.join(WORK_DIR).join(PLAN_FILE), &text)?;
         let mut site = WorkDir::in_folder(folder, &text, &plan);
         site._locks.push(lock);
