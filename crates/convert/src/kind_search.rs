@@ -256,8 +256,7 @@ pub fn decoded(
             packed.extend_from_slice(b);
             Ok(())
         })?;
-        let encoder =
-            Encoder { rows: m.rows, cols: m.cols, quant, exact: false, importance: None, scale: None };
+        let encoder = Encoder::plain(m.rows, m.cols, quant);
         values.extend(encoder.decode(&packed, &side).map_err(|e| Error::usage(e.to_string()))?);
         bytes += m.bytes();
     }

@@ -192,7 +192,7 @@ impl CompressedTensor {
     /// None is known: lengths always fit.
     pub fn decode(&self) -> Result<Vec<f16>> {
         let (rows, cols) = (self.rows, self.cols);
-        let encoder = Encoder { rows, cols, quant: self.quant, exact: false, importance: None, scale: None };
+        let encoder = Encoder::plain(rows, cols, self.quant);
         let dense = encoder.decode(&self.packed, &self.side).map_err(|e| Error::usage(e.to_string()))?;
         let dense: Vec<f16> = dense.into_iter().map(f16::from_f32).collect();
         Ok(match self.op {

@@ -123,7 +123,7 @@ fn for_text(store: &CompressedMatrices, matrices: &[MatrixPlan]) -> Result<Vec<f
     let mut values = Vec::new();
     for m in matrices {
         let (rows, cols, quant) = (m.rows, m.cols, m.quant);
-        let encoder = Encoder { rows, cols, quant, exact: false, importance: None, scale: None };
+        let encoder = Encoder::plain(rows, cols, quant);
         let c = store.read(m)?.with_context(|| m.name.clone())?;
         values.extend(encoder.decode(&c.packed, &c.side).map_err(|e| anyhow::anyhow!("{}: {e}", m.name))?);
     }

@@ -20,7 +20,7 @@ use anemoe_convert::kind_search::{self, Group};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
-use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments, TablesAndScales};
+use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments};
 use anemoe_io::{locked, write_atomic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -286,8 +286,7 @@ pub fn search_windows(windows: &[Vec<u32>]) -> Vec<Vec<u32>> {
 
 /// Returns the values of a compressed matrix.
 fn decoded(m: &MatrixPlan, c: &CompressedMatrix) -> Result<Vec<f32>> {
-    let (rows, cols, quant) = (m.rows, m.cols, m.quant);
-    let encoder = Encoder { rows, cols, quant, exact: false, importance: None, scale: None };
+    let encoder = Encoder::plain(m.rows, m.cols, m.quant);
     encoder.decode(&c.packed, &c.side).map_err(|e| Error::usage(format!("matrix `{}`: {e}", m.name)))
 }
 
@@ -407,26 +406,17 @@ impl LayerCompressor {
             let n = chunk.min(rows - start);
             let mut weights = vec![0f32; n * m.cols];
             read(start, &mut weights)?;
-            let encoder = Encoder {
-                rows: n,
-                cols: m.cols,
-                quant: m.quant,
-                exact: false,
-                importance: None,
-                scale: None,
-            };
+            let encoder = Encoder::plain(n, m.cols, m.quant);
             let failed =
                 |what: String| Error::invalid(&self.checkpoint, format!("tensor `{}`: {what}", m.tensor));
             let c = encoder.run_with_feedback(&weights, moments).map_err(|e| failed(e.to_string()))?;
             each(start, &encoder.decode(&c.packed, &c.side).map_err(|e| failed(e.to_string()))?);
             let mut begun = locked(&self.begun);
             let key = (m.tensor.clone(), m.offset);
-            let whole = begun
-                .entry(key.clone())
-                .or_insert_with(|| CompressedMatrix { packed: Vec::new(), side: TablesAndScales::default() });
             if first + start == 0 {
-                *whole = CompressedMatrix { packed: Vec::new(), side: TablesAndScales::default() };
+                begun.remove(&key);
             }
+            let whole = begun.entry(key.clone()).or_default();
             whole.packed.extend_from_slice(&c.packed);
             whole.side.values.extend_from_slice(&c.side.values);
             whole.side.offsets.extend_from_slice(&c.side.offsets);
@@ -595,14 +585,7 @@ mod tests {
                     let wanted = !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1;
                     assert_eq!(store.has(m), wanted, "{name} {kind}: {} {}", m.tensor, m.quant);
                     if let Some(c) = store.read(m).unwrap() {
-                        let encoder = Encoder {
-                            rows: m.rows,
-                            cols: m.cols,
-                            quant: m.quant,
-                            exact: false,
-                            importance: None,
-                            scale: None,
-                        };
+                        let encoder = Encoder::plain(m.rows, m.cols, m.quant);
                         let values = encoder.decode(&c.packed, &c.side).unwrap();
                         assert!(values.iter().all(|v| v.is_finite()));
                         assert!(c.side.metrics.cosine() > 0.9, "{}: {}", m.tensor, c.side.metrics.cosine());

@@ -241,8 +241,7 @@ fn encode(
     read: &ReadRows<'_, Failed>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<TablesAndScales> {
-    let encoder =
-        Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };
+    let encoder = Encoder { importance, scale, ..Encoder::plain(plan.rows, plan.cols, plan.quant) };
     encoder.run(read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
         Failed::Value(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),

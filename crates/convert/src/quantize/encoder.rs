@@ -99,6 +99,11 @@ enum SharedGrid {
 }
 
 impl Encoder<'_> {
+    /// Makes an encoder whose inputs all count the same, without a shared scale.
+    pub fn plain(rows: usize, cols: usize, quant: MatrixQuant) -> Self {
+        Encoder { rows, cols, quant, exact: false, importance: None, scale: None }
+    }
+
     /// Returns the rows of a unit: whole groups, and whole bytes of packed elements.
     fn unit_rows(&self) -> usize {
         let group = match self.quant.kind {
@@ -432,7 +437,7 @@ mod tests {
             let w: Vec<f32> = weights(seed, rows * cols, kind).iter().map(|&v| f16::from_f32(v).to_f32()).collect();
             let importance: Vec<f32> = (0..cols).map(|c| (c % 7) as f32 * 0.3).collect();
             let importance = weighted.then_some(importance.as_slice());
-            let encoder = Encoder { rows, cols, quant, exact: false, importance, scale: None };
+            let encoder = Encoder { importance, ..Encoder::plain(rows, cols, quant) };
             let (packed, side) = encode(&encoder, &w);
             let offset_bytes = (side.offsets.len() * usize::from(quant.kind.bits())).div_ceil(8);
             prop_assert_eq!((packed.len() + 2 * side.values.len() + offset_bytes) as u64, quant.bytes(rows, cols));
@@ -455,14 +460,7 @@ mod tests {
         let importance: Vec<f32> = (0..300).map(|c| 0.1 + (c % 11) as f32).collect();
         for name in NAMES {
             let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 256, 300);
-            let encoder = Encoder {
-                rows: 256,
-                cols: 300,
-                quant,
-                exact: false,
-                importance: Some(&importance),
-                scale: None,
-            };
+            let encoder = Encoder { importance: Some(&importance), ..Encoder::plain(256, 300, quant) };
             let with = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| encode(&encoder, &w))
@@ -477,15 +475,8 @@ mod tests {
         let importance: Vec<f32> = (0..512).map(|c| if c % 16 == 0 { 100.0 } else { 0.1 }).collect();
         for name in ["lut2", "lut4", "lut4-tensor", "int4-block", "lut6", "lut4-uniform", "mxfp4"] {
             let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 64, 512);
-            let encoder = Encoder {
-                rows: 64,
-                cols: 512,
-                quant,
-                exact: false,
-                importance: Some(&importance),
-                scale: None,
-            };
-            let plain = Encoder { importance: None, ..encoder };
+            let plain = Encoder::plain(64, 512, quant);
+            let encoder = Encoder { importance: Some(&importance), ..plain };
             let weighted_error = |e: &Encoder<'_>| {
                 let (packed, side) = encode(e, &w);
                 let decoded = e.decode(&packed, &side).unwrap();
@@ -503,7 +494,7 @@ mod tests {
     #[test]
     fn a_value_beyond_fp16_is_named() {
         let quant = MatrixQuant::resolve(Quant::lut(IndexBits::Four), Groups::default(), 32, 32);
-        let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None, scale: None };
+        let encoder = Encoder::plain(32, 32, quant);
         let read = |_: usize, out: &mut [f32]| {
             out.fill(1e6);
             Ok::<(), OutsideFp16>(())

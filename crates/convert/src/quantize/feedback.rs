@@ -352,7 +352,7 @@ fn refit_table(a: &[f64], b: &[f64], table: &mut [f32]) -> Option<Vec<u8>> {
 }
 
 /// A compressed matrix: packed elements, and their tables or scales.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompressedMatrix {
     /// Packed elements.
     pub packed: Vec<u8>,
@@ -483,7 +483,7 @@ mod tests {
 
     fn encoder(kind: &str) -> Encoder<'static> {
         let quant = MatrixQuant::resolve(kind.parse().unwrap(), Groups::default(), ROWS, N);
-        Encoder { rows: ROWS, cols: N, quant, exact: false, importance: None, scale: None }
+        Encoder::plain(ROWS, N, quant)
     }
 
     /// Computes the mean squared change of outputs for inputs `[N, tokens]`.
