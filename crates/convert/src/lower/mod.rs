@@ -18,7 +18,7 @@ pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput};
 pub use norm::NormShape;
 pub use store::{
     Stored, StoredMatrix, TRIANGLE, add_constant, element_type, encode_in_order, encode_matrix,
-    join_operands, store_matrix, store_triangle, store_vector, vector_values,
+    join_operands, store_elements, store_matrix, store_triangle, store_vector, vector_values,
 };
 
 use crate::form::{ActivationForm, IoForm, ShardForm};

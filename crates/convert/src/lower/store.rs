@@ -122,22 +122,14 @@ pub fn join_operands(
     dims: &[u64],
     side: &TablesAndScales,
 ) -> Result<StoredMatrix> {
-    let count: u64 = dims.iter().product();
-    let mut place = |dtype: DataType, bytes: Vec<u8>| {
-        if count < BLOB_ELEMENTS {
-            return Ok(Value::bytes(dtype, dims, bytes));
-        }
-        Ok(Value::blob(dtype, dims, blobs.append(dtype, count, &bytes)?))
-    };
     let mut stored = Weight { format, elements, values: None, offsets: None };
     if format.has_values() {
-        let bytes = side.values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        stored.values = Some(place(DataType::Float16, bytes)?);
+        stored.values = Some(store_halves(blobs, dims, &side.values)?);
     }
     if format.has_offsets() {
         let dtype = stored.elements.ty.tensor().map_or(DataType::Int8, |t| t.dtype);
         let offsets: Vec<u8> = side.offsets.iter().map(|&o| o as u8).collect();
-        stored.offsets = Some(place(dtype, pack_sub_byte(&offsets, dtype.bits()))?);
+        stored.offsets = Some(store_elements(blobs, dtype, dims, &pack_sub_byte(&offsets, dtype.bits()))?);
     }
     Ok(stored)
 }
@@ -319,10 +311,18 @@ fn triangle_dims(n: usize) -> [u64; 4] {
 
 /// Writes fp16 values to the weight file; few become a value of the program.
 fn store_halves(blobs: &mut BlobWriter, dims: &[u64], halves: &[f16]) -> Result<Value> {
-    let n = halves.len() as u64;
-    if n < BLOB_ELEMENTS {
-        return Ok(Value::fp16_tensor(dims, halves));
-    }
     let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
-    Ok(Value::blob(DataType::Float16, dims, blobs.append(DataType::Float16, n, &bytes)?))
+    store_elements(blobs, DataType::Float16, dims, &bytes)
+}
+
+/// Writes elements to the weight file; those of a tensor of few become a value of the program.
+///
+/// # Errors
+/// Writing fails.
+pub fn store_elements(blobs: &mut BlobWriter, dtype: DataType, dims: &[u64], bytes: &[u8]) -> Result<Value> {
+    let count = dims.iter().product();
+    if count < BLOB_ELEMENTS {
+        return Ok(Value::bytes(dtype, dims, bytes.to_vec()));
+    }
+    Ok(Value::blob(dtype, dims, blobs.append(dtype, count, bytes)?))
 }

@@ -3,7 +3,7 @@
 use super::axed_weight::AxedWeight;
 use super::pruning::Pruning;
 use super::weight_job::{CodeForm, GivenTables, WeightReport, element_bytes};
-use crate::lower::element_type;
+use crate::lower::{element_type, store_elements};
 use crate::one_tensor::{CompressedTensor, TensorJob, WeightOp};
 use crate::quant::{Granularity, Groups, Quant};
 use crate::quantize::{Metrics, SecondMoments, fit_vectors};
@@ -16,9 +16,6 @@ use anemoe_mlpackage::mil::{
 use half::f16;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-
-/// Fewest elements that go to the weight file, as in coremltools.
-const BLOB_ELEMENTS: usize = 10;
 
 /// Operations that stand for a weight, without results, and its report. None for a weight that stays; of two, the second
 /// scales the first one's result and lacks it as `data`.
@@ -34,12 +31,8 @@ impl WeightCoder<'_> {
     /// Makes a value: in the weight file, or in the program where it is small.
     fn place(&mut self, dtype: DataType, dims: &[usize], bytes: &[u8]) -> Result<Value> {
         let dims: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
-        let count: u64 = dims.iter().product();
-        if count >= BLOB_ELEMENTS as u64 {
-            return Ok(Value::blob(dtype, &dims, self.blobs.append(dtype, count, bytes)?));
-        }
-        let mut value = Value::bytes(dtype, &dims, bytes.to_vec());
-        if dtype == DataType::Float32 {
+        let mut value = store_elements(self.blobs, dtype, &dims, bytes)?;
+        if dtype == DataType::Float32 && matches!(value.data, ValueData::Immediate(_)) {
             let floats = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
             value.data = ValueData::Immediate(Immediate::Tensor(TensorData::Floats(floats)));
         }
