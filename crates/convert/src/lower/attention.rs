@@ -398,7 +398,7 @@ impl Lowering<'_> {
     }
 
     /// Splits `[1, n, ..]` along axis 1 into n values `[1, 1, ..]`.
-    fn heads(&mut self, name: &str, x: &Var, n: usize) -> Result<Vec<Var>> {
+    pub(super) fn split_axis_1(&mut self, name: &str, x: &Var, n: usize) -> Result<Vec<Var>> {
         if n == 1 { Ok(vec![x.clone()]) } else { self.f().split(name, x, n, 1) }
     }
 
@@ -418,11 +418,11 @@ impl Lowering<'_> {
         shape: &AttentionDims,
     ) -> Result<Var> {
         let (t, slots) = (self.tokens_or_inferred(), shape.seen as i32);
-        let queries = self.heads("q_head", q, shape.heads)?;
-        let keys = self.heads("k_head", keys, shape.kv_heads)?;
-        let values = self.heads("v_head", values, shape.kv_heads)?;
+        let queries = self.split_axis_1("q_head", q, shape.heads)?;
+        let keys = self.split_axis_1("k_head", keys, shape.kv_heads)?;
+        let values = self.split_axis_1("v_head", values, shape.kv_heads)?;
         let sinks = if shape.has_sinks { Some(self.vector("sinks")?) } else { None };
-        let sinks = sinks.map(|all| self.heads("sink_head", &all, shape.heads)).transpose()?;
+        let sinks = sinks.map(|all| self.split_axis_1("sink_head", &all, shape.heads)).transpose()?;
         let mut contexts = Vec::new();
         for (h, query) in queries.iter().enumerate() {
             let n = |part: &str| format!("{part}_{h:02}");

@@ -149,18 +149,14 @@ impl<'a> Lowering<'a> {
 
     /// Adds a projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
     pub fn project(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
-        let weight = self.matrix(&format!("{stored}_weight"))?;
-        self.f.conv(name, x, &weight, None, ConvParams::default())
+        self.project_with(name, x, stored, false)
     }
 
     /// Adds a projection like [`Lowering::project`], where `has_bias` plus the stored vector `stored_bias`.
     pub fn project_with(&mut self, name: &str, x: &Var, stored: &str, has_bias: bool) -> Result<Var> {
-        if !has_bias {
-            return self.project(name, x, stored);
-        }
         let weight = self.matrix(&format!("{stored}_weight"))?;
-        let bias = self.vector(&format!("{stored}_bias"))?;
-        self.f.conv(name, x, &weight, Some(&bias), ConvParams::default())
+        let bias = if has_bias { Some(self.vector(&format!("{stored}_bias"))?) } else { None };
+        self.f.conv(name, x, &weight, bias.as_ref(), ConvParams::default())
     }
 
     /// Computes GELU with the error function. The sigmoid form is `x sigmoid(x (a + s (b + c s)))` with

@@ -6,14 +6,6 @@ use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, Var};
 
 impl Lowering<'_> {
-    /// Splits routing weights `[1, n, 1, T]` into n of `[1, 1, 1, T]`.
-    fn routing_weights(&mut self, routing: &Var, n: usize) -> Result<Vec<Var>> {
-        match n {
-            1 => Ok(vec![routing.clone()]),
-            n => self.f().split("routing", routing, n, 1),
-        }
-    }
-
     /// Computes the sum over `experts` of routing weight times gated MLP, in the form in which the matrices are
     /// stored. `y` is `[1, H, 1, T]`, `routing` is `[1, experts, 1, T]`, and the result is `[1, H, 1, T]`.
     pub fn experts(
@@ -31,7 +23,7 @@ impl Lowering<'_> {
         let sum = match self.is_bank(experts) {
             true => self.expert_bank(own, y, routing, experts, activation)?,
             false => {
-                let weights = self.routing_weights(routing, experts.len())?;
+                let weights = self.split_axis_1("routing", routing, experts.len())?;
                 self.separate_experts(own, y, &weights, experts, activation)?
             }
         };
@@ -71,7 +63,7 @@ impl Lowering<'_> {
             let sum = self.expert_bank(name, y, &parts[0], experts, activation)?;
             return Ok((sum, parts[1].clone()));
         }
-        let weights = self.routing_weights(routing, n + 1)?;
+        let weights = self.split_axis_1("routing", routing, n + 1)?;
         let sum = self.separate_experts(name, y, &weights[..n], experts, activation)?;
         Ok((sum, weights[n].clone()))
     }
