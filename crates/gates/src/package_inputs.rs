@@ -182,21 +182,12 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
         ("linear", &[_, cols]) if is("weight") => {
             Some(LayerInput { value: operand("x")?, reading: TokenAxes::Last, cols })
         }
-        ("matmul", &[a, b]) if is("y") => {
-            let reading = if transposes("transpose_x") { TokenAxes::LastButOne } else { TokenAxes::Last };
-            Some(LayerInput {
-                value: operand("x")?,
-                reading,
-                cols: if transposes("transpose_y") { b } else { a },
-            })
-        }
-        ("matmul", &[a, b]) if is("x") => {
-            let reading = if transposes("transpose_y") { TokenAxes::Last } else { TokenAxes::LastButOne };
-            Some(LayerInput {
-                value: operand("y")?,
-                reading,
-                cols: if transposes("transpose_x") { a } else { b },
-            })
+        ("matmul", &[a, b]) if is("x") || is("y") => {
+            let (own, other) = if is("y") { ("y", "x") } else { ("x", "y") };
+            // Sums are over the last axis of `x` and the last but one of `y`, where these are not transposed.
+            let is_last = |param: &str| (param == "x") != transposes(&format!("transpose_{param}"));
+            let reading = if is_last(other) { TokenAxes::Last } else { TokenAxes::LastButOne };
+            Some(LayerInput { value: operand(other)?, reading, cols: if is_last(own) { b } else { a } })
         }
         ("conv", [_, channels, taps @ ..]) if is("weight") && !taps.is_empty() => {
             let numbers = |param: &str, count: usize, missing: usize| -> Option<Vec<usize>> {
