@@ -58,39 +58,28 @@ impl Golden {
     pub fn write(&self, path: &Path) -> Result<()> {
         let (tokens, vocab) = (self.prompt_ids.len(), self.vocab_size());
         let ids = |ids: &[u32]| ids.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>();
-        let mut arrays = vec![
-            ("prompt_ids", vec![tokens], Values::Ids(ids(&self.prompt_ids))),
-            ("logits_full", vec![tokens, vocab], Values::Floats(self.logits_full.concat())),
-            (
-                "next_token_logits",
-                vec![self.next_token_logits.len(), vocab],
-                Values::Floats(self.next_token_logits.concat()),
-            ),
-            ("decode_tokens", vec![self.decode_tokens.len()], Values::Ids(ids(&self.decode_tokens))),
-        ];
+        let mut entries = Vec::new();
+        let mut add = |name: &str, shape: Vec<usize>, array: &dyn Fn(Vec<usize>) -> Option<Array>| {
+            let what = || Error::invalid(path, format!("array `{name}`: rows that do not make up {shape:?}"));
+            entries.push((name.to_string(), array(shape.clone()).ok_or_else(what)?));
+            Ok::<(), Error>(())
+        };
+        let (next, decoded) = (&self.next_token_logits, &self.decode_tokens);
+        add("prompt_ids", vec![tokens], &|shape| Array::new(shape, ids(&self.prompt_ids)))?;
+        add("logits_full", vec![tokens, vocab], &|shape| Array::new(shape, self.logits_full.concat()))?;
+        add("next_token_logits", vec![next.len(), vocab], &|shape| Array::new(shape, next.concat()))?;
+        add("decode_tokens", vec![decoded.len()], &|shape| Array::new(shape, ids(decoded)))?;
         for (name, blocks) in [("hidden_states", &self.hidden_states), ("router_states", &self.router_states)]
         {
             if let Some(width) = innermost(blocks) {
-                let data = blocks.iter().flatten().flatten().copied().collect();
-                arrays.push((name, vec![blocks.len(), tokens, width], Values::Floats(data)));
+                let shape = vec![blocks.len(), tokens, width];
+                add(name, shape, &|shape| Array::new(shape, blocks.concat().concat()))?;
             }
         }
         if let Some(top_k) = innermost(&self.router_index) {
-            let data: Vec<u32> = self.router_index.iter().flatten().flatten().copied().collect();
-            arrays.push((
-                "router_index",
-                vec![self.router_index.len(), tokens, top_k],
-                Values::Ids(ids(&data)),
-            ));
-        }
-        let mut entries = Vec::with_capacity(arrays.len());
-        for (name, shape, values) in arrays {
-            let array = match values {
-                Values::Ids(v) => Array::new(shape.clone(), v),
-                Values::Floats(v) => Array::new(shape.clone(), v),
-            };
-            let what = || Error::invalid(path, format!("array `{name}`: rows that do not make up {shape:?}"));
-            entries.push((name.to_string(), array.ok_or_else(what)?));
+            let data = self.router_index.concat().concat();
+            let shape = vec![self.router_index.len(), tokens, top_k];
+            add("router_index", shape, &|shape| Array::new(shape, ids(&data)))?;
         }
         write_npz_compressed(path, &entries)
     }
@@ -165,11 +154,6 @@ impl Golden {
     fn vocab_size(&self) -> usize {
         self.logits_full.first().map_or(0, Vec::len)
     }
-}
-
-enum Values {
-    Ids(Vec<i64>),
-    Floats(Vec<f32>),
 }
 
 /// Returns the length of the innermost vectors, or `None` where there are none.
