@@ -134,7 +134,7 @@ pub fn full_golden(
     decode: usize,
     show: &mut dyn FnMut(usize, usize),
 ) -> Result<Golden> {
-    reference::run_with_progress(checkpoint, prompt, decode, RunOptions { hidden: true, routing: true }, show)
+    reference::run(checkpoint, prompt, decode, RunOptions { hidden: true, routing: true }, show)
 }
 
 /// Returns the golden of the gates: the file's, completed if it lacks hidden states, or a run of the gates' own prompt.

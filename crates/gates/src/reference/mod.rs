@@ -19,26 +19,14 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};
 
 /// Runs the prompt in one pass, then decodes `decode_n` greedy tokens with a key/value cache. Decoding does not end
-/// at an end-of-text token. A tie goes to the lowest token id.
+/// at an end-of-text token. A tie goes to the lowest token id. `progress(done, total)` is called after each layer of each
+/// pass.
 ///
 /// # Errors
 /// The prompt is empty, holds an id outside the vocabulary, or is too long for the model's positions with its
 /// continuation. The family is not supported. A weight cannot be read, is not finite, or has another shape than the
 /// configuration says.
 pub fn run(
-    checkpoint: &Checkpoint,
-    prompt_ids: &[u32],
-    decode_n: usize,
-    options: RunOptions,
-) -> Result<Golden> {
-    run_with_progress(checkpoint, prompt_ids, decode_n, options, &mut |_, _| {})
-}
-
-/// Runs a checkpoint like [`run`], calling `progress(done, total)` after each layer of each pass.
-///
-/// # Errors
-/// Fails like [`run`].
-pub fn run_with_progress(
     checkpoint: &Checkpoint,
     prompt_ids: &[u32],
     decode_n: usize,
@@ -114,6 +102,15 @@ mod tests {
 
     fn folder(name: &str) -> String {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).display().to_string()
+    }
+
+    fn run_quietly(
+        checkpoint: &Checkpoint,
+        prompt_ids: &[u32],
+        decode_n: usize,
+        options: RunOptions,
+    ) -> Result<Golden> {
+        run(checkpoint, prompt_ids, decode_n, options, &mut |_, _| {})
     }
 
     fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -213,8 +210,8 @@ mod tests {
         let expected = arrays["logits_full_mod_identity"].to_f32();
         let prompt: Vec<u32> =
             arrays["prompt_ids"].to_i64().unwrap().into_iter().map(|id| id as u32).collect();
-        let own = run(&skipping(ZayaSkip::Identity), &prompt, 0, RunOptions::default()).unwrap();
-        let zero = run(&zero, &prompt, 0, RunOptions::default()).unwrap();
+        let own = run_quietly(&skipping(ZayaSkip::Identity), &prompt, 0, RunOptions::default()).unwrap();
+        let zero = run_quietly(&zero, &prompt, 0, RunOptions::default()).unwrap();
         let vocab = own.logits_full[0].len();
         for (own, expected) in own.logits_full.iter().zip(expected.chunks_exact(vocab)) {
             assert!(cosine(own, expected) > 0.999_999);
@@ -250,7 +247,8 @@ mod tests {
             }
         }
         let own =
-            run(&checkpoint, &golden.prompt_ids, 0, RunOptions { hidden: false, routing: true }).unwrap();
+            run_quietly(&checkpoint, &golden.prompt_ids, 0, RunOptions { hidden: false, routing: true })
+                .unwrap();
         let flat = |g: &Golden| -> Vec<f32> { g.router_states.iter().flatten().flatten().copied().collect() };
         assert_eq!(flat(&own).len(), 8 * 24 * 16);
         assert!(flat(&own).iter().zip(flat(&golden)).all(|(a, b)| (a - b).abs() < 1e-4));
@@ -260,7 +258,7 @@ mod tests {
     fn prompts_that_do_not_fit() {
         let checkpoint = models::load(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let refused =
-            |ids: &[u32], n| run(&checkpoint, ids, n, RunOptions::default()).unwrap_err().to_string();
+            |ids: &[u32], n| run_quietly(&checkpoint, ids, n, RunOptions::default()).unwrap_err().to_string();
         assert!(refused(&[], 1).contains("no tokens"));
         assert!(refused(&[1, 512], 1).contains("512"));
         assert!(refused(&[1, 2], 511).contains("exceed the model's 512 positions"));
@@ -272,8 +270,7 @@ mod tests {
         let checkpoint = models::load(folder("fixtures/tiny-gemma4-moe")).unwrap();
         let mut ticks = Vec::new();
         let options = RunOptions::default();
-        let golden =
-            run_with_progress(&checkpoint, &[2, 7], 3, options, &mut |done, total| ticks.push((done, total)));
+        let golden = run(&checkpoint, &[2, 7], 3, options, &mut |done, total| ticks.push((done, total)));
         let golden = golden.unwrap();
         assert!(golden.hidden_states.is_empty() && golden.router_index.is_empty());
         assert_eq!(
