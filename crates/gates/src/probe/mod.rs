@@ -136,7 +136,7 @@ pub struct ProbePlace {
 }
 
 /// Result of one probe of one shard.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProbeResult {
     /// Name of the probe: `random 0`, or `prompt`.
     pub probe: String,
@@ -275,7 +275,7 @@ fn one(
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
         let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
-        let mut result = ProbeResult::named(&name);
+        let mut result = ProbeResult { probe: name.clone(), ..ProbeResult::default() };
         for (position, token) in tokens.iter().take(segment.chain.model.max_context).enumerate() {
             let registers: Vec<(&str, &[f32])> = token.iter().map(|(n, v)| (*n, v.as_slice())).collect();
             let mut read = |left: Registers<'_>| values(&segment.outputs, &left);
@@ -306,17 +306,6 @@ fn one(
     }
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     Ok(found)
-}
-
-impl ProbeResult {
-    fn named(probe: &str) -> ProbeResult {
-        ProbeResult {
-            probe: probe.into(),
-            positions: Vec::new(),
-            branch: Vec::new(),
-            with_residual: Vec::new(),
-        }
-    }
 }
 
 impl ShardProbes {
