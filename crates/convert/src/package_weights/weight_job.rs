@@ -46,7 +46,7 @@ pub struct GivenTables {
 }
 
 impl GivenTables {
-    /// Returns the bytes of indices, entries and scales beside or instead of the weight `like`.
+    /// Returns the bytes of indices, entries and scales, whose numbers have the type of the weight `like`.
     pub(super) fn bytes(&self, like: &Value) -> u64 {
         let packed = (self.indices.1.len() * usize::from(self.bits.bits())).div_ceil(8);
         let scales = self.scale.as_ref().map_or(0, |(_, scales)| scales.len());
