@@ -1,4 +1,4 @@
-//! What becomes of one weight, and what came of it.
+//! Job of one weight, and its report.
 
 use super::pruning::Pruning;
 use crate::quant::{Groups, Quant};
