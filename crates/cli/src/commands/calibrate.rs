@@ -47,8 +47,7 @@ impl Command for Args {
         let (tensors, tokens) = (found.len(), windows.iter().map(Vec::len).sum::<usize>());
         let line = format!("{path}: inputs of {tensors} tensors over {tokens} tokens, in {seconds:.1} s");
         let windows = windows.len();
-        let document =
-            json!({"path": path, "tensors": tensors, "tokens": tokens, "windows": windows, "seconds": seconds});
+        let document = json!({"path": path, "tensors": tensors, "tokens": tokens, "windows": windows, "seconds": seconds});
         Ok(Page::new(document, [line]))
     }
 }

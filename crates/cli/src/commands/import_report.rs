@@ -3,8 +3,8 @@
 use crate::command::{Command, Page};
 use crate::shell::quoted;
 use crate::ui::{Table, Ui};
-use anemoe_gates::residency::outcomes::cells::OutcomeCells;
 use anemoe_coreml::SystemFacts;
+use anemoe_gates::residency::outcomes::cells::OutcomeCells;
 use anemoe_io::Error;
 use anemoe_mac::{MacReport, ReportFindings, ReportSystem, add_evidence};
 use serde_json::json;
@@ -47,7 +47,8 @@ impl Command for Args {
         let folder = self.evidence.join(&report.name).display().to_string();
         let ReportSystem { system, model, .. } = &report.system;
         let SystemFacts { chip: on, os, build, .. } = system;
-        let mut lines = vec![format!("{}: {model} on {on}, {os} ({build}), {}", report.name, report.generator)];
+        let mut lines =
+            vec![format!("{}: {model} on {on}, {os} ({build}), {}", report.name, report.generator)];
         if already {
             lines.push(format!("{folder} is there already: nothing was added"));
         } else {
@@ -67,8 +68,7 @@ impl Command for Args {
         }
         lines.extend(left_out.iter().map(|what| format!("left out: {what}")));
         lines.push(format!("next: anemoe check BUNDLE --evidence {}", quoted(&self.evidence)));
-        let added =
-            json!({"rows": if already { 0 } else { rows.len() }, "chip": chip.is_some() && !already});
+        let added = json!({"rows": if already { 0 } else { rows.len() }, "chip": chip.is_some() && !already});
         let document = json!({
             "report": report.name, "folder": folder, "already": already, "added": added, "rows": rows, "chip": chip,
             "left_out": left_out, "system": report.system,

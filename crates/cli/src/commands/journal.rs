@@ -135,7 +135,9 @@ fn entry_lines(entry: &Entry) -> Vec<String> {
     }
     result.extend(entry.texts["notes"].iter().map(|n| format!("note: {n}")));
     let mut lines = vec![format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", "))];
-    for (heading, name) in HEADINGS.into_iter().zip(["Intent", "Setup", "Result", "Surprise", "Lesson", "Next", "Refs"]) {
+    for (heading, name) in
+        HEADINGS.into_iter().zip(["Intent", "Setup", "Result", "Surprise", "Lesson", "Next", "Refs"])
+    {
         let texts = if heading == "notes" { &result } else { &entry.texts[heading] };
         lines.push(format!("\n### {name}\n"));
         lines.extend(texts.iter().map(|text| format!("- {}", text.trim().replace('\n', "\n  "))));

@@ -1,6 +1,8 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
-use super::{bench, build, check, compile, doctor, generate, golden, plan, predict_speed, trace, tune, validate};
+use super::{
+    bench, build, check, compile, doctor, generate, golden, plan, predict_speed, trace, tune, validate,
+};
 use crate::command::{Command, CommandReport, Page, parse};
 use crate::error_report::sentence;
 use crate::ui::Ui;

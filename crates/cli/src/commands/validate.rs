@@ -107,7 +107,8 @@ impl Command for Args {
                 let weights = weight_gate::gate(family, plan, &self.bundle, &chain, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
                 let checkpoint = &family.checked.checkpoint;
-                let text = self.text_gate.text(checkpoint, chain.model.vocab_size, chain.model.max_context)?;
+                let text =
+                    self.text_gate.text(checkpoint, chain.model.vocab_size, chain.model.max_context)?;
                 let on_cpu = match &on_device {
                     Some(_) => None,
                     None => Some(Model::open(&self.bundle, &CpuBackend::default())?),

@@ -11,8 +11,8 @@ use anemoe_bundle::journal::Machine;
 use anemoe_convert::quant::Quant;
 use anemoe_coreml::causes::End;
 use anemoe_mac::{
-    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification, report_entries,
-    write_archive,
+    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification,
+    report_entries, write_archive,
 };
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser};

@@ -232,7 +232,10 @@ impl Recipe {
         self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
         for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
             let (name, is_built) = (gate.name(), self.gates.contains(&RecipeCommand::Build));
-            ensure!(is_built, "gate `{name}` needs the bundle that `build` makes, which is not among the gates");
+            ensure!(
+                is_built,
+                "gate `{name}` needs the bundle that `build` makes, which is not among the gates"
+            );
             // A prompt, or a golden of one.
             let has_prompt =
                 matches!(gate, RecipeCommand::Check | RecipeCommand::Bench) || !self.prompt_ids.is_empty();

@@ -2,7 +2,7 @@
 //! interrupted run goes on where it was.
 
 use super::figure::figures;
-use super::recipe::{RecipeCommand, Recipe, RecipeBuild};
+use super::recipe::{Recipe, RecipeBuild, RecipeCommand};
 use super::rows::FigureRow;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::command::{Command, parse};
@@ -96,7 +96,8 @@ impl RunRecord {
             facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
         let place = folder.display();
         if let Some(run) = events.iter().find(|e| e.kind == RUN) {
-            let [own, known] = [&begun, &run.facts].map(|f| ["recipe_sha256", "source"].map(|key| f.get(key)));
+            let [own, known] =
+                [&begun, &run.facts].map(|f| ["recipe_sha256", "source"].map(|key| f.get(key)));
             ensure!(
                 run.version == env!("CARGO_PKG_VERSION") && own == known,
                 "{place}: holds a run by version {} of other builds, options or sources ({}, and this is of {source}); name another \
@@ -106,7 +107,10 @@ impl RunRecord {
             );
         } else {
             let is_empty = std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
-            ensure!(is_empty, "{place}: is not empty, and holds no run of a recipe; name another folder with --out");
+            ensure!(
+                is_empty,
+                "{place}: is not empty, and holds no run of a recipe; name another folder with --out"
+            );
             std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         }
         let intent = Some(recipe.intent.trim().to_string());
@@ -197,8 +201,14 @@ impl<'a> BuildRun<'a> {
 
     fn run_gate(&self, gate: RecipeCommand) -> anyhow::Result<CommandRecord> {
         let (words, build) = (self.arguments(gate), self.build.name.clone());
-        let mut left =
-            CommandRecord { gate, build, figures: BTreeMap::new(), bundle: None, stopped: None, again: false };
+        let mut left = CommandRecord {
+            gate,
+            build,
+            figures: BTreeMap::new(),
+            bundle: None,
+            stopped: None,
+            again: false,
+        };
         if matches!(gate, RecipeCommand::Validate | RecipeCommand::Trace) {
             self.make_golden()?;
         }

@@ -1,7 +1,7 @@
 //! Table of a recipe: the book's figures, ours, and verdicts.
 
 use super::figure::FigureNeeds;
-use super::recipe::{RecipeCommand, Recipe, RecipeFigure};
+use super::recipe::{Recipe, RecipeCommand, RecipeFigure};
 use super::recipe_run::{BuildRun, RunRecord};
 use serde::Serialize;
 use serde_json::Value;
@@ -84,9 +84,7 @@ fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (&'static 
             };
             (NEEDS_MAC, join(&format!("{here}: {} {}", f.figure.show(x), f.figure.unit)))
         }
-        (FigureNeeds::Weights, None) if is_synthetic => {
-            (NEEDS_WEIGHTS, reason.map_or(why.clone(), join))
-        }
+        (FigureNeeds::Weights, None) if is_synthetic => (NEEDS_WEIGHTS, reason.map_or(why.clone(), join)),
         (FigureNeeds::Weights, _) if is_synthetic => (NEEDS_WEIGHTS, why),
         (_, None) => (NOT_RUN, reason.unwrap_or("no gate of the recipe brought it").into()),
         (_, Some(x)) if f.figure.keeps(&f.book, x) => (AGREES, String::new()),

@@ -1,5 +1,5 @@
 use super::figure::{Bound, Figure, TABLE, figures};
-use super::recipe::{RecipeCommand, Recipe, built_in, open};
+use super::recipe::{Recipe, RecipeCommand, built_in, open};
 use anemoe_gates::facts;
 use anemoe_gates::trace::{Fidelity, LayerTrace, Trace};
 use anemoe_runtime::speculate::break_even;
