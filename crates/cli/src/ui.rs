@@ -1,10 +1,13 @@
 //! Standard output for results, standard error for progress.
 
 pub use anemoe_io::words::{bytes, count, counted, duration};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle, TermLike};
+use indicatif::{
+    HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle, TermLike,
+};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -78,13 +81,13 @@ impl Ui {
 
     /// Makes a bar over `total` units of work; off a terminal it is a line now and then, see [`ProgressLines`].
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
-        styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
+        styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {left} left")
     }
 }
 
 /// Makes a bar over `total` bytes to transfer; off a terminal it is a line now and then, see [`ProgressLines`].
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
-    styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {eta} left")
+    styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {left} left")
 }
 
 fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
@@ -96,9 +99,22 @@ fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
         }
     };
     let bar = ProgressBar::with_draw_target(Some(total), target).with_finish(ProgressFinish::AndClear);
-    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.with_key("left", |state: &ProgressState, out: &mut dyn fmt::Write| {
+        let _ = out.write_str(&time_left(state.elapsed(), state.pos(), state.len().unwrap_or(0)));
+    }));
     bar.set_prefix(printable(what).into_owned());
     bar
+}
+
+/// Returns the time that the rest takes at the pace so far; `?` before the first unit is done. The library's own estimate forgets
+/// all within seconds, and layers take minutes.
+fn time_left(elapsed: Duration, done: u64, total: u64) -> String {
+    if done == 0 {
+        return "?".to_string();
+    }
+    let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / done as f64);
+    format!("{:#}", HumanDuration(left))
 }
 
 /// Time between two lines of progress off a terminal.
