@@ -9,7 +9,7 @@
 //! matrix         views of weights                              lut_tables   tables as integers
 //! arithmetic     how a matrix is multiplied
 //! activations/   packs tokens as f32, int8, int16 or bf16
-//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16, int8, bf16
+//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16, int8, int8_blocks, bf16
 //! owned_matrix   matrices with their memory, prepared for their tile loop
 //! attention/     masked attention over a KV cache
 //! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms
