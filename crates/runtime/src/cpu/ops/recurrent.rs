@@ -264,6 +264,53 @@ struct LstmDirection<'a> {
     h: Vec<f32>,
     memory: Vec<f32>,
     reverse: bool,
+    /// The hidden state after each round.
+    rounds: Vec<f32>, // [steps, batch, hidden]
+}
+
+/// The functions of an LSTM.
+#[derive(Clone, Copy)]
+struct LstmFunctions {
+    gate: RecurrentActivation,
+    cell: RecurrentActivation,
+    activate: RecurrentActivation,
+    /// Bound of the magnitude of memory.
+    clip: f32,
+}
+
+impl LstmDirection<'_> {
+    /// Computes all steps.
+    fn run(&mut self, s: &RecurrentInput<'_>, f: LstmFunctions) {
+        let n = s.hidden;
+        let mut activated = vec![0f32; n];
+        for i in 0..s.steps {
+            let x = &self.x[s.read(i, self.reverse) * 4 * self.h.len()..];
+            let rows = x.chunks_exact(4 * n).zip(self.product.run(&self.h).chunks_exact_mut(4 * n));
+            for ((x, p), (h, m)) in rows.zip(self.h.chunks_exact_mut(n).zip(self.memory.chunks_exact_mut(n)))
+            {
+                add(p, x);
+                if let Some(peephole) = self.peephole {
+                    add_product(&mut p[..n], &peephole[..n], m);
+                    add_product(&mut p[n..2 * n], &peephole[n..2 * n], m);
+                }
+                (f.gate)(&mut p[..2 * n]);
+                (f.cell)(&mut p[3 * n..]);
+                for (k, m) in m.iter_mut().enumerate() {
+                    *m = (p[n + k] * *m + p[k] * p[3 * n + k]).max(-f.clip).min(f.clip);
+                }
+                if let Some(peephole) = self.peephole {
+                    add_product(&mut p[2 * n..3 * n], &peephole[2 * n..], m);
+                }
+                (f.gate)(&mut p[2 * n..3 * n]);
+                activated.copy_from_slice(m);
+                (f.activate)(&mut activated);
+                for ((h, o), a) in h.iter_mut().zip(&p[2 * n..]).zip(&activated) {
+                    *h = o * a;
+                }
+            }
+            self.rounds.extend_from_slice(&self.h);
+        }
+    }
 }
 
 /// Computes an LSTM. Gates lie in the order input, forget, output, cell; `peephole` has the first three:
@@ -277,10 +324,12 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         _ => (1, reads_backwards(c)?),
     };
     let s = RecurrentInput::new(c, directions)?;
-    let (gate, cell) =
-        (activation(c, "recurrent_activation", "sigmoid")?, activation(c, "cell_activation", "tanh")?);
-    let activate = activation(c, "activation", "tanh")?;
-    let clip = c.get("clip").map(|_| c.float("clip", 0.0)).transpose()?.map_or(f32::INFINITY, f32::abs);
+    let functions = LstmFunctions {
+        gate: activation(c, "recurrent_activation", "sigmoid")?,
+        cell: activation(c, "cell_activation", "tanh")?,
+        activate: activation(c, "activation", "tanh")?,
+        clip: c.get("clip").map(|_| c.float("clip", 0.0)).transpose()?.map_or(f32::INFINITY, f32::abs),
+    };
     let n = s.hidden;
     let direction = |d: usize| -> OpResult<LstmDirection<'_>> {
         let name = |base: &str| if d == 1 { format!("{base}_back") } else { base.to_string() };
@@ -292,38 +341,16 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             h: s.initial(c, "initial_h", d)?,
             memory: s.initial(c, "initial_c", d)?,
             reverse: reverse || d == 1,
+            rounds: Vec::new(),
         })
     };
+    let mut all = (0..directions).map(direction).collect::<OpResult<Vec<_>>>()?;
+    // A thread for each direction: its matrix stays in a cache for all steps. Products inside a part run on its thread.
+    Pool::global().for_chunks(&mut all, 1, &|_, d| d[0].run(&s, functions));
     s.start(out);
-    let mut activated = vec![0f32; n];
-    // One direction after the other: a matrix stays in a cache for all steps.
-    for at in 0..directions {
-        let mut d = direction(at)?;
-        for i in 0..s.steps {
-            let x = &d.x[s.read(i, d.reverse) * 4 * d.h.len()..];
-            let rows = x.chunks_exact(4 * n).zip(d.product.run(&d.h).chunks_exact_mut(4 * n));
-            for ((x, p), (h, m)) in rows.zip(d.h.chunks_exact_mut(n).zip(d.memory.chunks_exact_mut(n))) {
-                add(p, x);
-                if let Some(peephole) = d.peephole {
-                    add_product(&mut p[..n], &peephole[..n], m);
-                    add_product(&mut p[n..2 * n], &peephole[n..2 * n], m);
-                }
-                gate(&mut p[..2 * n]);
-                cell(&mut p[3 * n..]);
-                for (k, m) in m.iter_mut().enumerate() {
-                    *m = (p[n + k] * *m + p[k] * p[3 * n + k]).max(-clip).min(clip);
-                }
-                if let Some(peephole) = d.peephole {
-                    add_product(&mut p[2 * n..3 * n], &peephole[2 * n..], m);
-                }
-                gate(&mut p[2 * n..3 * n]);
-                activated.copy_from_slice(m);
-                activate(&mut activated);
-                for ((h, o), a) in h.iter_mut().zip(&p[2 * n..]).zip(&activated) {
-                    *h = o * a;
-                }
-            }
-            s.store(&d.h, (at, i), out);
+    for (at, d) in all.iter().enumerate() {
+        for (i, h) in d.rounds.chunks_exact(d.h.len()).enumerate() {
+            s.store(h, (at, i), out);
         }
         s.put(&d.memory, at, 0, out.get_mut(2));
     }
