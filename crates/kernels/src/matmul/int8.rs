@@ -250,7 +250,7 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Tile<L>
                 for i in 0..ROWS {
                     // SAFETY: every row has `whole` blocks.
                     let block = unsafe { bytes[i].get_unchecked(b * D::BYTES..(b + 1) * D::BYTES) };
-                    if T == 1 || D::BYTES < BLOCK {
+                    if T == 1 || DIGITS == 2 || D::BYTES < BLOCK {
                         prefetch_after(block, PREFETCH_DISTANCE);
                     }
                     product.add_block::<L, T>(tables[i], block, b, &tokens, i, &mut sums);
