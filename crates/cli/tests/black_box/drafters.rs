@@ -178,3 +178,20 @@ fn a_build_with_a_drafter_goes_on() {
     );
     assert!(!other.exists());
 }
+
+/// Checks the trained drafter of SmolLM2: a GGUF file with a tokenizer of 49,152 tokens, and weights on the lattice of Q4_0. Damage
+/// of either gives thousands where it has 89, and SmolLM2 27.
+#[test]
+fn the_drafter_of_smollm2_predicts_english() {
+    let (dir, model) = (folder(), root("models/smollm2-135m-drafter/smollm2-135m-drafter-q4_0.gguf"));
+    let text = "The kettle began to whistle, and she took two cups from the shelf above the stove. Outside, the rain \
+                had stopped, and the first light of the morning was on the roofs of the houses across the street. He \
+                was still asleep in the other room. She decided to wait until he woke up by himself, because it was \
+                Sunday and there was no reason to hurry.";
+    let file = dir.join("text.txt");
+    fs::write(&file, text).unwrap();
+    let found = json(0, format!("perplexity {model} --text {file}"));
+    assert_eq!(count(&found["tokens"]), 74, "{found}");
+    assert!((60.0..120.0).contains(&number(&found["perplexity"])), "{found}");
+    assert!(passes(format!("inspect {model}")).contains("lie on the lattice of Q4_0"));
+}
