@@ -22,6 +22,16 @@ pub enum Products {
 const MIN_BF16_SIZE: usize = 512;
 
 impl Arithmetic {
+    /// Chooses the arithmetic of MXFP4 with these scales.
+    pub fn of_exponents(exponents: Exponents, products: Products) -> Arithmetic {
+        match products {
+            Products::Usual | Products::Fast if crate::simd::multiplies_bytes(Isa::best()) => {
+                Arithmetic::Int8OfExponents(exponents)
+            }
+            Products::Exact | Products::Usual | Products::Fast => Arithmetic::F32OfExponents(exponents),
+        }
+    }
+
     /// Chooses the arithmetic of a matrix.
     pub fn choose(w: &Matrix<'_>, products: Products) -> Arithmetic {
         match (products, w.weight.format) {
@@ -79,7 +89,8 @@ impl Arithmetic {
                     && starts_at_bytes
                     && multiplies_bytes =>
             {
-                Some(Arithmetic::Int8OfBlocks)
+                // The kernel multiplies zeros behind the end of a row by scales of the next one.
+                w.values().iter().all(|v| v.is_finite()).then_some(Arithmetic::Int8OfBlocks)
             }
             WeightFormat::Int { bits, signed, block_cols, .. } if starts_at_bytes && block_cols == w.cols => {
                 let codes = Int8Codes::of_integers(w.values(), w.weight.offsets, bits, signed);
@@ -89,10 +100,10 @@ impl Arithmetic {
                 let is_large = w.rows >= MIN_BF16_SIZE && w.cols >= MIN_BF16_SIZE;
                 (is_large && crate::simd::has_bf16(Isa::best())).then_some(Arithmetic::Bf16)
             }
-            WeightFormat::Mxfp4 { block_cols: MXFP4_BLOCK } if multiplies_bytes => {
-                Exponents::new(w.values()).map(Arithmetic::Int8OfExponents)
+            WeightFormat::Mxfp4 { block_cols: MXFP4_BLOCK } => {
+                Exponents::new(w.values()).map(|e| Arithmetic::of_exponents(e, Products::Fast))
             }
-            WeightFormat::Mxfp4 { .. } => Some(Arithmetic::exact(w)),
+            WeightFormat::Mxfp4 { .. } => None,
             WeightFormat::Lut { .. } | WeightFormat::Int { .. } => None,
         };
         chosen.unwrap_or_default()

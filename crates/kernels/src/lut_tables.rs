@@ -4,7 +4,7 @@
 //! Int8Codes  element = low + step * code, rounded    code in 0 .. 255      for approximate matmul
 //! Int16Lut   entry = step * word, exactly            |word| < 2^15         for exact matmul, step a power of two
 //! HalfLut    entry as fp16, exactly                                        for exact matmul, tables of 64 and 256
-//! Exponents  scale = 2^(byte - 127), exactly                               for exact matmul, MXFP4 in blocks of 32
+//! Exponents  scale = 2^(byte - 127), exactly                               for MXFP4 in blocks of 32
 //! ```
 
 use crate::memory::array_at;

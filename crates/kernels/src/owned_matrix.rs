@@ -31,14 +31,15 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
 
     /// Prepares matmuls: makes the lookup tables that the format needs.
     pub fn prepare(&mut self, products: Products) {
+        self.products = products;
         // Exponents replace the scales that they are made of.
-        let has_exponents =
-            |a: &Arithmetic| matches!(a, Arithmetic::F32OfExponents(_) | Arithmetic::Int8OfExponents(_));
-        if has_exponents(&self.arithmetic) {
-            return;
-        }
-        (self.products, self.arithmetic) = (products, Arithmetic::choose(&self.view(), products));
-        if has_exponents(&self.arithmetic) {
+        self.arithmetic = match std::mem::take(&mut self.arithmetic) {
+            Arithmetic::F32OfExponents(exponents) | Arithmetic::Int8OfExponents(exponents) => {
+                Arithmetic::of_exponents(exponents, products)
+            }
+            _ => Arithmetic::choose(&self.view(), products),
+        };
+        if matches!(self.arithmetic, Arithmetic::F32OfExponents(_) | Arithmetic::Int8OfExponents(_)) {
             self.weight.values = None;
         }
     }

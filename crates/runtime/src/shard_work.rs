@@ -187,7 +187,7 @@ impl BoundBy {
 }
 
 /// Compares the work of passes with the bandwidth, in GB/s, and with multiply-adds measured now on weights in the caches.
-/// `passes` are numbers of tokens, each with the work of one pass by kind of shard.
+/// `passes` are numbers of tokens, each with the work of one pass by kind of shard. 8 bits count as integers with a scale per row.
 pub fn bounds(
     passes: &[(usize, Vec<WorkPart>)],
     pool: &Pool,

@@ -108,7 +108,7 @@ pub struct Args {
     #[arg(long, value_name = "I/N", value_parser = Share::parse)]
     shard: Option<Share>,
     /// Checkpoint of the model's assistant, or of a small model with the same tokens, which is built into the bundle and drafts
-    /// for it. The options of compression and form count for it, too, but those of experts if it has none.
+    /// for it. The options of compression and form count for it, too, but those of experts if it has none. Its gates only look for damage.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "shard")]
     drafter: Option<PathBuf>,
     /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
@@ -128,7 +128,7 @@ const MOST_SECONDS: f64 = 600.0;
 /// Least cosine of a drafter, which only damage goes below. SmolLM2's drafter, moved from Q4_0 to LUT4, has 0.9697.
 const DRAFTER_COSINE: f64 = 0.8;
 
-/// Bounds of a drafter's text gate, as wide. SmolLM2 in LUT4 by k-means has 3 nats and 0.22 equal tokens.
+/// Bounds of a drafter's text gate, which only damage exceeds. SmolLM2 in LUT4 by k-means has 3 nats and 0.22 equal tokens.
 const DRAFTER_BOUNDS: TextBounds =
     TextBounds { mean_kl: 5.0, p99_kl: 20.0, top1_agreement: 0.1, perplexity_ratio: 100.0 };
 

@@ -615,6 +615,11 @@ mod tests {
             assert!(run(Isa::best(), &Pool::new(1), &w, &x, 1).iter().all(|v| v.is_nan()), "{bad}");
         }
         assert!(matches!(Arithmetic::fast(&matrix(&[f32::NAN; 16])), Arithmetic::F32));
+        let mut scales = noise(6, 4 * 5);
+        scales[7] = f32::INFINITY;
+        let blocks =
+            Matrix::int(IntBits::Four, true, &indices[..320], &scales, None, (1, 32), 4, 160).unwrap();
+        assert!(matches!(Arithmetic::fast(&blocks), Arithmetic::F32));
         let zeros = run(Isa::best(), &Pool::new(1), &w, &[0.0; 200], 1);
         assert_eq!(zeros, [0.0; 4]);
     }

@@ -264,9 +264,13 @@ struct LstmDirection<'a> {
     h: Vec<f32>,
     memory: Vec<f32>,
     reverse: bool,
-    /// The hidden state after each round.
-    rounds: Vec<f32>, // [steps, batch, hidden]
+    /// The hidden state after each round, or after the last alone.
+    rounds: Vec<f32>, // [steps or 1, batch, hidden]
 }
+
+/// Most multiply-adds of a step that one thread computes by itself where others are free: more threads would wait for each other.
+/// Not tuned.
+const MAX_ALONE: usize = 1 << 18;
 
 /// The functions of an LSTM.
 #[derive(Clone, Copy)]
@@ -308,7 +312,9 @@ impl LstmDirection<'_> {
                     *h = o * a;
                 }
             }
-            self.rounds.extend_from_slice(&self.h);
+            if s.every || i + 1 == s.steps {
+                self.rounds.extend_from_slice(&self.h);
+            }
         }
     }
 }
@@ -345,12 +351,18 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         })
     };
     let mut all = (0..directions).map(direction).collect::<OpResult<Vec<_>>>()?;
-    // A thread for each direction: its matrix stays in a cache for all steps. Products inside a part run on its thread.
-    Pool::global().for_chunks(&mut all, 1, &|_, d| d[0].run(&s, functions));
+    let pool = Pool::global();
+    if pool.threads() <= directions || 4 * n * n * s.batch <= MAX_ALONE {
+        // A thread for each direction: its matrix stays in a cache for all steps. Products inside a part run on its thread.
+        pool.for_chunks(&mut all, 1, &|_, d| d[0].run(&s, functions));
+    } else {
+        all.iter_mut().for_each(|d| d.run(&s, functions));
+    }
     s.start(out);
+    let first = if s.every { 0 } else { s.steps - 1 };
     for (at, d) in all.iter().enumerate() {
-        for (i, h) in d.rounds.chunks_exact(d.h.len()).enumerate() {
-            s.store(h, (at, i), out);
+        for (i, h) in d.rounds.chunks_exact(d.h.len().max(1)).enumerate() {
+            s.store(h, (at, first + i), out);
         }
         s.put(&d.memory, at, 0, out.get_mut(2));
     }
