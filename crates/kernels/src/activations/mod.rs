@@ -179,7 +179,7 @@ impl PackedActivations {
             }
             Layout::Int8Interleaved | Layout::Int8Blocks | Layout::Int8 | Layout::Int8Digits => {
                 use packed_int8::*;
-                let (order, lines, scales, pack): (_, _, _, PackToken) = match layout {
+                let (order, lines, scales, pack): (_, _, _, PackIntegers) = match layout {
                     Layout::Int8Interleaved => (NIBBLES, LINES, 1, pack_token),
                     Layout::Int8Blocks => (NIBBLES, WITH_SUMS, 1, pack_token_with_sums),
                     Layout::Int8Digits => (BYTES, 2 * LINES, 2, pack_token_in_digits),

@@ -38,11 +38,12 @@ const LARGEST_IN_DIGITS: f32 = 16319.0;
 pub(crate) const WITH_SUMS: usize = LINES + 1;
 /// The code of zero in weights that sums are for.
 const ZERO: f32 = 16.0;
-/// What a unit of the high digit is worth.
+/// Worth of a unit of the high digit.
 const RADIX: f32 = 128.0;
 
 /// A function that packs a token's vectors as lines and scales, and sums its elements.
-pub(super) type PackToken = fn(&[[f32; LANES]], &ByteOrder, &mut [[u8; 64]], &mut [[f32; LANES]], &mut f32);
+pub(super) type PackIntegers =
+    fn(&[[f32; LANES]], &ByteOrder, &mut [[u8; 64]], &mut [[f32; LANES]], &mut f32);
 
 simd_fn! {
     /// Packs a token's vectors in one digit.
