@@ -23,7 +23,9 @@ pub(crate) use bf16::pack as pack_bf16;
 pub(crate) use layout::BLOCK;
 pub use layout::Layout;
 
-pub(crate) use packed_int8::BLOCKS_PER_SCALE as INT8_BLOCKS_PER_SCALE;
+pub(crate) use packed_int8::{
+    BLOCKS_PER_SCALE as INT8_BLOCKS_PER_SCALE, WITH_SUMS as INT8_LINES_WITH_SUMS, ZERO as ZERO_CODE,
+};
 pub(crate) use packed_int16::{BLOCKS_PER_SCALE as INT16_BLOCKS_PER_SCALE, VECTORS as INT16_VECTORS};
 
 use crate::Pool;

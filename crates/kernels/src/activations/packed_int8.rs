@@ -37,7 +37,7 @@ const LARGEST_IN_DIGITS: f32 = 16319.0;
 /// Lines of a block with sums.
 pub(crate) const WITH_SUMS: usize = LINES + 1;
 /// The code of zero in weights that sums are for.
-const ZERO: f32 = 16.0;
+pub(crate) const ZERO: u8 = 16;
 /// Worth of a unit of the high digit.
 const RADIX: f32 = 128.0;
 
@@ -114,7 +114,8 @@ fn pack_token_simd<L: U8x64, const DIGITS: usize, const BLOCK_LINES: usize>(
             if const { BLOCK_LINES == WITH_SUMS } {
                 // Sums of up to 64 whole numbers of 7 bits are exact.
                 let mut lanes = [0f32; LANES];
-                sums.mul_add(L::splat(-ZERO), before.mul(L::splat(ZERO))).store(&mut lanes);
+                sums.mul_add(L::splat(-f32::from(ZERO)), before.mul(L::splat(f32::from(ZERO))))
+                    .store(&mut lanes);
                 for (to, v) in out[LINES].as_chunks_mut().0.iter_mut().zip(lanes) {
                     *to = (v as i32).to_ne_bytes();
                 }

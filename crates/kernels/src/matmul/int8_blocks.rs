@@ -12,8 +12,9 @@
 
 use super::schedule::*;
 use super::tile_loop::*;
-use crate::activations::BLOCK;
 use crate::activations::INT8_BLOCKS_PER_SCALE as BLOCKS_PER_STEP;
+use crate::activations::INT8_LINES_WITH_SUMS as TOKEN_LINES;
+use crate::activations::{BLOCK, ZERO_CODE};
 use crate::arithmetic::Arithmetic;
 use crate::lut_tables::{Exponents, MXFP4_BLOCK, sign_bit};
 use crate::matrix::Divisor;
@@ -25,17 +26,13 @@ use std::ops::Range;
 
 /// Bytes of a block of 128 elements.
 const BYTES: usize = BLOCK / 2;
-/// Lines of a token's block: even columns, odd columns, and what sums begin at.
-const TOKEN_LINES: usize = 3;
 /// Lines of a decoded block: codes of even columns, of odd columns, and the scales of the lanes.
 const DECODED_LINES: usize = 3;
 
-/// Columns that share a scale.
-pub(crate) const SCALE_COLUMNS: usize = MXFP4_BLOCK;
 /// Scales of a block: each serves four lanes.
-const SCALES: usize = BLOCK / SCALE_COLUMNS;
+const SCALES: usize = BLOCK / MXFP4_BLOCK;
 
-/// A token's blocks.
+/// A token's blocks: even columns, odd columns, and what sums begin at.
 type TokenBlocks<'a> = &'a [[[u8; 64]; TOKEN_LINES]];
 
 /// Multiplies some rows of `w` by all selected tokens.
@@ -44,14 +41,14 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
     match (w.weight.format, w.arithmetic) {
         (WeightFormat::Int { signed, block_rows, .. }, _) => {
             let (scales, group) = (w.values(), Divisor::new(block_rows));
-            let scales = FloatScales { scales, group, blocks: w.cols / SCALE_COLUMNS };
+            let scales = FloatScales { scales, group, blocks: w.cols / MXFP4_BLOCK };
             let sign_bit = sign_bit(IntBits::Four, signed);
-            let codes = std::array::from_fn(|i| (i as u8 ^ sign_bit) + 16 - sign_bit);
+            let codes = std::array::from_fn(|i| (i as u8 ^ sign_bit) + ZERO_CODE - sign_bit);
             dispatch(isa, MultiplyRows(BlockRows { codes, scales, operands }, tiles));
         }
         (WeightFormat::Mxfp4 { .. }, Arithmetic::Int8OfExponents(exponents)) => {
-            let scales = PowersOfTwo { exponents, blocks: w.cols / SCALE_COLUMNS };
-            let codes = MXFP4_TABLE.map(|v| (2.0 * v + 16.0) as u8);
+            let scales = PowersOfTwo { exponents, blocks: w.cols / MXFP4_BLOCK };
+            let codes = MXFP4_TABLE.map(|v| (2.0 * v + f32::from(ZERO_CODE)) as u8);
             dispatch(isa, MultiplyRows(BlockRows { codes, scales, operands }, tiles));
         }
         _ => unreachable!("a format that has blocks"),
