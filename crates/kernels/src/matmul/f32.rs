@@ -176,13 +176,10 @@ impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
         let (scales, bytes) = (d.row::<L>(stored.in_storage(row)), unsafe { stored.bytes(row) });
         let mut space = [MaybeUninit::uninit(); 4 * BLOCK];
         for (b, out) in (lines.start / VECTORS..).zip(out.as_chunks_mut::<VECTORS>().0) {
-            let block = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
-                Some(block) => block,
-                None => pad(&bytes[b * D::BYTES..], D::BYTES, &mut space),
-            };
             if distance > 0 {
-                prefetch_block::<D>(block, distance);
+                prefetch_block::<D>(&bytes[b * D::BYTES..bytes.len().min((b + 1) * D::BYTES)], distance);
             }
+            let block = row_block(bytes, b, D::BYTES, &mut space);
             let raw = d.raw::<L>(scales, b, block);
             for v in 0..VECTORS {
                 d.vector::<L>(scales, b, raw, v).store(&mut out[v][k]);

@@ -316,13 +316,10 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D,
         let block_lines = if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES };
         let mut space = [MaybeUninit::uninit(); 4 * BLOCK];
         for (b, out) in (lines.start / block_lines..).zip(out.chunks_exact_mut(block_lines)) {
-            let block = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
-                Some(block) => block,
-                None => pad(&bytes[b * D::BYTES..], D::BYTES, &mut space),
-            };
             if distance > 0 {
-                prefetch_after(block, distance);
+                prefetch_after(&bytes[b * D::BYTES..bytes.len().min((b + 1) * D::BYTES)], distance);
             }
+            let block = row_block(bytes, b, D::BYTES, &mut space);
             let [low, high] = self.decoder.codes::<L>(table, block);
             if L::MULTIPLIES_BYTES_AS_WORDS {
                 let ([even, odd], [even_high, odd_high]) = (L::widen_codes(low), L::widen_codes(high));

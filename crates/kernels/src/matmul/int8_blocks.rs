@@ -290,13 +290,10 @@ impl<L: Simd, S: BlockScales> Product<L> for BlockRows<'_, S> {
         let bytes = unsafe { stored.bytes(row) };
         let mut space = [MaybeUninit::uninit(); 4 * BLOCK];
         for (b, out) in (lines.start / DECODED_LINES..).zip(out.as_chunks_mut::<DECODED_LINES>().0) {
-            let block = match bytes.get(b * BYTES..(b + 1) * BYTES) {
-                Some(block) => block,
-                None => pad(&bytes[b * BYTES..], BYTES, &mut space),
-            };
             if distance > 0 {
-                prefetch_after(block, distance);
+                prefetch_after(&bytes[b * BYTES..bytes.len().min((b + 1) * BYTES)], distance);
             }
+            let block = row_block(bytes, b, BYTES, &mut space);
             let [even, odd] = codes_of::<L>(table, block);
             L::store_bytes(even, &mut out[0][k]);
             L::store_bytes(odd, &mut out[1][k]);

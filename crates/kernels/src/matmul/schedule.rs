@@ -90,8 +90,8 @@ impl RowTiles {
 /// Returns the rows of a stream: a quarter of all rows, plus up to 16 so that the streams do not alias at 4 KB.
 fn stream_rows(rows: usize, row_bytes: usize) -> usize {
     let quarter = rows.div_ceil(ROWS);
-    // With few rows, extra rows would leave the last stream empty.
-    let most = if quarter < 256 { 0 } else { 16 };
+    // With fewer rows, extra rows would leave the last stream empty.
+    let most = if quarter < 64 { 0 } else { 16 };
     let apart =
         |more: &usize| (1..ROWS).all(|i| (512..=3584).contains(&(i * (quarter + more) * row_bytes % 4096)));
     quarter + (0..=most).find(apart).unwrap_or(0)

@@ -364,12 +364,21 @@ pub(super) const SPACES: [Space; ROWS] = [[MaybeUninit::uninit(); 4 * BLOCK]; RO
 
 /// Copies bytes to `space`, fills them with zeros to `n` bytes, and returns these.
 #[inline(always)]
-pub(super) fn pad<'a>(bytes: &[u8], n: usize, space: &'a mut Space) -> &'a [u8] {
+fn pad<'a>(bytes: &[u8], n: usize, space: &'a mut Space) -> &'a [u8] {
     let space = &mut space[..n];
     space.fill(MaybeUninit::new(0));
     space[..bytes.len()].write_copy_of_slice(bytes);
     // SAFETY: all n bytes have been written.
     unsafe { space.assume_init_ref() }
+}
+
+/// Returns block b of a row, `n` bytes; zeros follow where the row ends before.
+#[inline(always)]
+pub(super) fn row_block<'a>(row: &'a [u8], b: usize, n: usize, space: &'a mut Space) -> &'a [u8] {
+    match row.get(b * n..(b + 1) * n) {
+        Some(block) => block,
+        None => pad(&row[b * n..], n, space),
+    }
 }
 
 /// Returns the block that follows the whole ones, `at` bytes into four rows. It is filled with the bytes of the next row where any
@@ -388,7 +397,10 @@ pub(super) fn last_blocks<'a>(
         // SAFETY: every row of a tile is a row of the matrix, with a byte `at`.
         let next = if is_finite { unsafe { stored.bytes_from(rows[i], at, block_bytes) } } else { None };
         // SAFETY: as above.
-        last[i] = next.unwrap_or_else(|| pad(unsafe { &stored.bytes(rows[i])[at..] }, block_bytes, space));
+        let rest = unsafe { &stored.bytes(rows[i])[at..] };
+        // Half blocks of rows are not prefetched with whole ones. Each would be waited for.
+        prefetch_after(rest, PREFETCH_DISTANCE);
+        last[i] = next.unwrap_or_else(|| pad(rest, block_bytes, space));
     }
     last
 }
