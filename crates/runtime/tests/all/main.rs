@@ -2,5 +2,6 @@
 
 mod interop;
 mod memory;
+mod plans;
 mod refused;
 mod sparsity;

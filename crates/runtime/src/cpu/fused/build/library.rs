@@ -59,10 +59,10 @@ impl PlanBuilder<'_> {
             ValueRef::Constant(_) => true,
             ValueRef::Buffer(b) => {
                 let own = match view.base {
-                    // An op or an input defined the value, and no view changed it.
+                    // An op or an input defined the value, and no view changed it; values that are no floats have no views.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
                         matches!(self.g.instructions[p].work, InstrKind::Op { .. })
-                            && !is_view(&self.g.instructions[p].op_type)
+                            && !(is_view(&self.g.instructions[p].op_type) && self.is_float(place))
                     }),
                     Base::Input(_) => self.g.producer[b].is_none(),
                     _ => false,
