@@ -38,6 +38,8 @@ pub(crate) trait Decode: Copy {
     const IS_FINITE: bool = false;
     /// Entries of the fp16 table, if this is what the format is decoded with.
     const HALF_TABLE: usize = 0;
+    /// Bytes of a vector where a block has its vectors one after the other, else 0.
+    const VECTOR_BYTES: usize = 0;
     /// A row's table or scales.
     type Row<L: F32x16>: Copy;
     /// Returns the table or scales of row `row` of the storage.
@@ -220,6 +222,7 @@ macro_rules! dense {
         impl Decode for $name {
             const BYTES: usize = $size * BLOCK;
             const REGISTER_TOKENS: (usize, usize) = $tokens;
+            const VECTOR_BYTES: usize = $size * LANES;
             type Row<L: F32x16> = ();
             type Raw<'b, L: F32x16> = &'b [u8];
             #[inline(always)]

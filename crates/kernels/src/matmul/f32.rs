@@ -129,11 +129,19 @@ impl<L: Simd, D: Decode> Tile<L> for RegisterTile<'_, F32Rows<'_, D>, ()> {
                 blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
                 prefetch_block::<D>(blocks[i], PREFETCH_DISTANCE);
             }
-            add_block::<L, D, T>(d, &scales, b, blocks, &tokens, &mut sums);
+            add_block::<L, D, T>(d, &scales, b, blocks, VECTORS, &tokens, &mut sums);
         }
-        if whole < blocks {
+        let rest = bytes[0].len() - whole * D::BYTES;
+        if const { D::VECTOR_BYTES > 0 } && rest > 0 && rest.is_multiple_of(D::VECTOR_BYTES) {
+            let mut last = [bytes[0]; ROWS];
+            for i in 0..ROWS {
+                last[i] = &bytes[i][whole * D::BYTES..];
+                prefetch_block::<D>(last[i], PREFETCH_DISTANCE);
+            }
+            add_block::<L, D, T>(d, &scales, whole, last, rest / D::VECTOR_BYTES, &tokens, &mut sums);
+        } else if whole < blocks {
             let last = last_blocks(stored, rows, whole * D::BYTES, D::BYTES, D::IS_FINITE, &mut spaces);
-            add_block::<L, D, T>(d, &scales, whole, last, &tokens, &mut sums);
+            add_block::<L, D, T>(d, &scales, whole, last, VECTORS, &tokens, &mut sums);
         }
         self.store(first, &sums)
     }
@@ -200,13 +208,14 @@ impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
     }
 }
 
-/// Adds the products of one block of four rows; the rows alternate, so that four sums are always in flight.
+/// Adds the products of the first vectors of one block of four rows; the rows alternate, so that four sums are always in flight.
 #[inline(always)]
 fn add_block<L: F32x16, D: Decode, const T: usize>(
     d: &D,
     scales: &[D::Row<L>; ROWS],
     b: usize,
     blocks: [&[u8]; ROWS],
+    vectors: usize,
     tokens: &[&[[[f32; LANES]; VECTORS]]; T],
     sums: &mut [[L; ROWS]; T],
 ) {
@@ -220,7 +229,7 @@ fn add_block<L: F32x16, D: Decode, const T: usize>(
     for t in 0..T {
         x[t] = &tokens[t][b];
     }
-    for k in 0..VECTORS {
+    for k in 0..vectors {
         for i in 0..ROWS {
             let w = d.vector::<L>(scales[i], b, raw[i], k);
             for t in 0..T {
