@@ -35,8 +35,8 @@ const DESCENT_ROWS: usize = 16;
 const ROUNDS: usize = 2;
 /// Rows that one thread compresses at a time, of whole tables.
 const TILE_ROWS: usize = 128;
-/// Columns of H whose sums over a table's codes are made at a time, for one row after the other: with 4,096 inputs 1 MB, which
-/// stays in L2, and with 16 entries 4 KB of sums.
+/// Columns of H whose sums over a table's codes are made at a time, for one row after the other: 256 bytes for each input, which
+/// caches hold where they do not hold H.
 const TABLE_COLUMNS: usize = 64;
 
 /// Sums of inputs' products over tokens.
