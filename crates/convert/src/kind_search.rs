@@ -12,7 +12,7 @@ use crate::lower::encode_matrix;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
-use crate::quantize::{Encoder, Metrics};
+use crate::quantize::{Encoder, Metrics, q4_0};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits, TensorChoice};
 use std::collections::{BTreeMap, BTreeSet};
@@ -261,6 +261,21 @@ pub fn decoded(
         bytes += m.bytes();
     }
     Ok((values, bytes))
+}
+
+/// Returns the values that GGUF's Q4_0 gives matrices.
+///
+/// # Errors
+/// A tensor cannot be read.
+pub fn in_q4(family: &Family, matrices: &[MatrixPlan]) -> Result<Vec<f32>> {
+    let mut values = Vec::new();
+    for m in matrices {
+        let mut own = vec![0f32; m.weights() as usize];
+        family.checked.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
+        own.chunks_mut(m.cols).for_each(q4_0::round_trip);
+        values.extend(own);
+    }
+    Ok(values)
 }
 
 /// Tells whether a part's kind is not searched: the user chose it, or the part stays fp16 unless the user chooses.

@@ -1,5 +1,6 @@
 //! Prints how far a model's predictions move when all its matrices but router and embedding are compressed: by kind, for
-//! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), and of other files of the same model, such as llama.cpp's.
+//! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), for GGUF's Q4_0 (`q4_0`), in other files of the same model, such as
+//! llama.cpp's, and in bundles, whose MB are what a token reads of their matrices.
 //!
 //!     cargo run --release -p anemoe-gates --example divergence -- CHECKPOINT A.txt,B.txt TOKENS WINDOWS lut4 lut4+text F.gguf ..
 //!
@@ -7,7 +8,7 @@
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::compressed::CompressedMatrices;
-use anemoe_convert::kind_search::{decoded, matrices};
+use anemoe_convert::kind_search::{decoded, in_q4, matrices};
 use anemoe_convert::models::{self, BY_NORM, Family};
 use anemoe_convert::plan::{MatrixPlan, PlanOptions};
 use anemoe_convert::quantize::Encoder;
@@ -16,6 +17,8 @@ use anemoe_gates::golden_gate::divergence;
 use anemoe_gates::perplexity::{Likelihood, each_window, windows};
 use anemoe_gates::reference::{HEAD, Probe};
 use anemoe_gates::text_feedback;
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::argmax;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -32,7 +35,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [checkpoint, texts, tokens, calibration, what @ ..] = arguments.as_slice() else {
         anyhow::bail!(
-            "usage: divergence CHECKPOINT TEXT,.. TOKENS WINDOWS KIND[+rotated][+text[=FILE]]|FILE.."
+            "usage: divergence CHECKPOINT TEXT,.. TOKENS WINDOWS KIND[+rotated][+text[=FILE]]|FILE|BUNDLE.."
         );
     };
     let source = models::load(checkpoint)?;
@@ -50,19 +53,19 @@ fn main() -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for kind in what {
         let start = Instant::now();
-        let (other, probe, bytes) = match Path::new(kind).is_file() {
-            true => (Some(models::load(kind)?), None, None),
-            false => {
-                let open = || match kind.contains("+rotated") {
-                    true => models::rotate(models::load(checkpoint)?),
-                    false => models::load(checkpoint),
-                };
-                let (probe, bytes) = compressed(&models::open(open()?)?, kind, calibration)?;
-                (Some(open()?), Some(probe), Some(bytes))
-            }
+        let (own, bytes) = if Path::new(kind).is_dir() {
+            bundle_logits(Path::new(kind), &all)?
+        } else if Path::new(kind).is_file() {
+            (logits(&models::load(kind)?, None, &all)?, None)
+        } else {
+            let open = || match kind.contains("+rotated") {
+                true => models::rotate(models::load(checkpoint)?),
+                false => models::load(checkpoint),
+            };
+            let (probe, bytes) = compressed(&models::open(open()?)?, kind, calibration)?;
+            (logits(&open()?, Some(&probe), &all)?, Some(bytes))
         };
         let seconds = start.elapsed().as_secs_f64();
-        let own = logits(other.as_ref().unwrap_or(&source), probe.as_ref(), &all)?;
         let mut first = 0;
         for (name, windows) in &texts_windows {
             let last = first + windows.len();
@@ -81,13 +84,28 @@ fn logits(checkpoint: &Checkpoint, probe: Option<&Probe>, windows: &[Vec<u32>]) 
     Ok(all)
 }
 
+/// Runs a bundle on the windows. Returns its logits, and the bytes that a token reads where its kinds were searched for.
+fn bundle_logits(path: &Path, windows: &[Vec<u32>]) -> Result<(Logits, Option<u64>)> {
+    let model = Model::open(path, &CpuBackend::default())?;
+    let mut sequence = model.sequence();
+    let mut all = Logits::new();
+    for window in windows {
+        sequence.clear();
+        all.push(model.append(&mut sequence, window, anemoe_runtime::model::Logits::All, None)?);
+    }
+    let chain: serde_json::Value = serde_json::from_slice(&std::fs::read(path.join("chain.json"))?)?;
+    Ok((all, chain["auto"]["bytes_read_per_token"].as_u64()))
+}
+
 /// Compresses a model in a kind, with `+text` behind it for windows of the built-in text, with `+text=FILE` of another one.
 /// Returns a probe with the values of the matrices, and their bytes.
 fn compressed(family: &Family, kind: &str, calibration: usize) -> Result<(Probe, u64)> {
     let (kind, text) = kind.split_once("+text").map_or((kind, None), |(kind, file)| (kind, Some(file)));
     let is_for_text = text.is_some();
     let text = text.and_then(|text| text.strip_prefix('=')).map(std::fs::read_to_string).transpose()?;
-    let quant = kind.trim_end_matches("+rotated").parse().map_err(anyhow::Error::msg)?;
+    let is_q4 = kind == "q4_0";
+    let name = if is_q4 { "lut4" } else { kind.trim_end_matches("+rotated") };
+    let quant = name.parse().map_err(anyhow::Error::msg)?;
     let plan = family.plan(&PlanOptions { quant, sort_head: is_for_text, ..PlanOptions::default() })?;
     let folder = tempfile::tempdir()?;
     let store = CompressedMatrices::new(folder.path());
@@ -103,9 +121,13 @@ fn compressed(family: &Family, kind: &str, calibration: usize) -> Result<(Probe,
             continue;
         }
         own.sort_by_key(|m| m.offset);
-        bytes += own.iter().map(|m| m.quant.bytes(m.rows, m.cols)).sum::<u64>();
+        bytes += match is_q4 {
+            true => own.iter().map(|m| m.weights() * 9 / 16).sum::<u64>(),
+            false => own.iter().map(|m| m.quant.bytes(m.rows, m.cols)).sum::<u64>(),
+        };
         let values = match is_for_text {
             true => for_text(&store, &own)?,
+            false if is_q4 => in_q4(family, &own)?,
             false => decoded(family, &own, quant, plan.options.groups, None)?.0,
         };
         let values = match tensor.strip_suffix(BY_NORM) {

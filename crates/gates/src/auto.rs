@@ -11,7 +11,6 @@ use anemoe_convert::kind_search::{self, Choice, Group, KINDS, Kinds, Objective};
 use anemoe_convert::models::{BY_NORM, Family};
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
-use anemoe_convert::quantize::q4_0;
 use anemoe_convert::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -131,7 +130,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         }
         let own = &self.groups[group];
         let values = match own.candidates.get(candidate).map(|c| c.kind) {
-            None => self.in_q4(&own.matrices)?,
+            None => kind_search::in_q4(self.search.family, &own.matrices)?,
             Some(kind) => match self.search.candidates.map(|c| c.values(own, kind)).transpose()?.flatten() {
                 Some(for_text) => for_text,
                 None => {
@@ -142,18 +141,6 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         };
         let values = Arc::new(self.in_order(&own.tensor, values)?);
         self.decoded.insert((group, candidate), values.clone());
-        Ok(values)
-    }
-
-    /// Returns the values of matrices in GGUF's Q4_0.
-    fn in_q4(&self, matrices: &[MatrixPlan]) -> Result<Vec<f32>> {
-        let mut values = Vec::new();
-        for m in matrices {
-            let mut own = vec![0f32; m.weights() as usize];
-            self.search.family.checked.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
-            own.chunks_mut(m.cols).for_each(q4_0::round_trip);
-            values.extend(own);
-        }
         Ok(values)
     }
 

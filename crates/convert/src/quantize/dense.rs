@@ -18,10 +18,15 @@ thread_local! {
 /// # Panics
 /// A length is wrong.
 pub fn multiply(x: &[f32], w: &[f32], cols: usize, out: &mut [f32]) {
-    let (tokens, rows) = (x.len() / cols, w.len() / cols);
+    multiply_columns(x, cols, 0, w, cols, out);
+}
+
+/// Computes like [`multiply`] with columns `first..first + cols` of `x [T, stride]`.
+fn multiply_columns(x: &[f32], stride: usize, first: usize, w: &[f32], cols: usize, out: &mut [f32]) {
+    let (tokens, rows) = (x.len() / stride, w.len() / cols);
     let w = Matrix::f32(w, rows, cols).expect("whole rows");
     let mut packed = PACKED.take();
-    let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
+    let at = Columns { values: x, first, token_stride: stride, channel_stride: 1 };
     packed.pack(Pool::global(), w.layout(), at, tokens, cols);
     let job = MatMul { w, x: &packed, tokens: None, y: out, stride: rows, bias: None };
     matmul_batch(Isa::best(), Pool::global(), &mut [Some(job)]);
@@ -38,7 +43,7 @@ pub fn product(x: &[f32], w: &[f32], cols: usize) -> Vec<f32> {
 }
 
 /// Returns columns `from..to` of a matrix of `cols` columns.
-pub fn columns(m: &[f32], cols: usize, from: usize, to: usize) -> Vec<f32> {
+fn columns(m: &[f32], cols: usize, from: usize, to: usize) -> Vec<f32> {
     m.chunks_exact(cols).flat_map(|row| &row[from..to]).copied().collect()
 }
 
@@ -75,7 +80,7 @@ pub fn mirror(m: &mut [f32], n: usize) {
 
 /// Computes the lower Cholesky factor of a symmetric matrix `[n, n]`, in place; elements above the diagonal become 0.
 /// A pivot is at least `least`.
-pub fn cholesky(a: &mut [f32], n: usize, least: f32) {
+fn cholesky(a: &mut [f32], n: usize, least: f32) {
     for b0 in (0..n).step_by(BLOCK) {
         let b1 = (b0 + BLOCK).min(n);
         let width = b1 - b0;
@@ -93,8 +98,10 @@ pub fn cholesky(a: &mut [f32], n: usize, least: f32) {
         let (above, below) = a.split_at_mut(b1 * n);
         let block = columns(&above[b0 * n..], n, b0, b1);
         // X L' = A below the block.
-        let mut panel = columns(below, n, b0, b1);
-        solve_rows(&mut panel, &block, width);
+        let (mut panel, upper) = (columns(below, n, b0, b1), transposed(&block, width));
+        Pool::global().for_chunks(&mut panel, width * 16, &|_, rows| {
+            rows.chunks_exact_mut(width).for_each(|row| solve_row(row, &upper));
+        });
         for (row, own) in below.chunks_exact_mut(n).zip(panel.chunks_exact(width)) {
             row[b0..b1].copy_from_slice(own);
         }
@@ -109,58 +116,100 @@ pub fn cholesky(a: &mut [f32], n: usize, least: f32) {
     }
 }
 
-/// Solves `y l' = x` for each row of `x [T, width]` in place, where `l [width, width]` is lower.
-fn solve_rows(x: &mut [f32], l: &[f32], width: usize) {
-    Pool::global().for_chunks(x, width * 16, &|_, rows| {
-        for row in rows.chunks_exact_mut(width) {
-            for k in 0..width {
-                let dot: f32 = l[k * width..k * width + k].iter().zip(&*row).map(|(l, y)| l * y).sum();
-                row[k] = (row[k] - dot) / l[k * width + k];
-            }
-        }
-    });
+/// Solves `y l' = x` for a row in place, where `upper` is `l'`, `[width, width]`: differences are made along its rows, as vectors.
+fn solve_row(x: &mut [f32], upper: &[f32]) {
+    let width = x.len();
+    for k in 0..width {
+        let (known, rest) = x.split_at_mut(k + 1);
+        known[k] /= upper[k * width + k];
+        rest.iter_mut().zip(&upper[k * width + k + 1..]).for_each(|(y, l)| *y -= known[k] * l);
+    }
 }
 
-/// Solves `y l = x` for each row of `x [T, width]` in place, where `l [width, width]` is lower.
-fn solve_rows_back(x: &mut [f32], l: &[f32], width: usize) {
-    Pool::global().for_chunks(x, width * 16, &|_, rows| {
-        for row in rows.chunks_exact_mut(width) {
-            for k in (0..width).rev() {
-                row[k] /= l[k * width + k];
-                let (before, own) = row.split_at_mut(k);
-                before.iter_mut().zip(&l[k * width..]).for_each(|(y, l)| *y -= own[0] * l);
-            }
-        }
-    });
+/// Solves `y l = x` for a row in place, where `l [width, width]` is lower.
+fn solve_row_back(x: &mut [f32], l: &[f32]) {
+    let width = x.len();
+    for k in (0..width).rev() {
+        x[k] /= l[k * width + k];
+        let (before, own) = x.split_at_mut(k);
+        before.iter_mut().zip(&l[k * width..]).for_each(|(y, l)| *y -= own[0] * l);
+    }
 }
 
-/// Solves `z l l' = x` for each row of `x [T, n]` in place, where `l [n, n]` is a Cholesky factor.
-pub fn solve(x: &mut [f32], l: &[f32], n: usize) {
-    let blocks: Vec<usize> = (0..n).step_by(BLOCK).collect();
-    let mut step = |b0: usize, known: std::ops::Range<usize>, is_back: bool| {
-        let b1 = (b0 + BLOCK).min(n);
-        let (width, own) = (b1 - b0, &l[b0 * n..b1 * n]);
-        let mut part = columns(x, n, b0, b1);
-        if !known.is_empty() {
-            let done = columns(x, n, known.start, known.end);
-            let w = match is_back {
-                false => columns(own, n, known.start, known.end),
-                true => transposed(&columns(&l[known.start * n..known.end * n], n, b0, b1), width),
-            };
-            let sums = product(&done, &w, known.len());
-            part.iter_mut().zip(&sums).for_each(|(v, s)| *v -= s);
+/// Cholesky factor L of a symmetric matrix, as blocks of rows.
+pub struct Factor {
+    n: usize,
+    /// Blocks of [`BLOCK`] rows.
+    pub blocks: Vec<FactorBlock>,
+}
+
+/// Rows of a factor.
+pub struct FactorBlock {
+    /// The first row.
+    pub first: usize,
+    /// Columns of the rows themselves, `[rows, rows]`: lower.
+    pub own: Vec<f32>,
+    /// The same, transposed.
+    upper: Vec<f32>,
+    /// Columns before them, `[rows, first]`.
+    before: Vec<f32>,
+    /// The same, transposed.
+    before_columns: Vec<f32>,
+}
+
+impl FactorBlock {
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        self.own.len().isqrt()
+    }
+
+    /// Returns `x L` for the columns before the block, `[T, first]`, with columns `at..at + rows` of `x [T, stride]`.
+    pub fn times_before(&self, x: &[f32], stride: usize, at: usize) -> Vec<f32> {
+        let mut sums = vec![0f32; x.len() / stride * self.first];
+        if self.first > 0 {
+            multiply_columns(x, stride, at, &self.before_columns, self.rows(), &mut sums);
         }
-        let diagonal = columns(own, n, b0, b1);
-        match is_back {
-            false => solve_rows(&mut part, &diagonal, width),
-            true => solve_rows_back(&mut part, &diagonal, width),
+        sums
+    }
+}
+
+impl Factor {
+    /// Factors a symmetric matrix `[n, n]`. A pivot is at least `least`.
+    pub fn new(mut a: Vec<f32>, n: usize, least: f32) -> Factor {
+        cholesky(&mut a, n, least);
+        let block = |first: usize| {
+            let last = (first + BLOCK).min(n);
+            let (own, before) = (&a[first * n..last * n], 0..first);
+            let (own, before) = (columns(own, n, first, last), columns(own, n, before.start, before.end));
+            let (upper, before_columns) = (transposed(&own, last - first), transposed(&before, first.max(1)));
+            FactorBlock { first, own, upper, before, before_columns }
+        };
+        Factor { n, blocks: (0..n).step_by(BLOCK).map(block).collect() }
+    }
+
+    /// Solves `z L L' = x` for each row of `x [T, n]` in place.
+    pub fn solve(&self, x: &mut [f32]) {
+        let n = self.n;
+        for b in &self.blocks {
+            let own = b.first..b.first + b.rows();
+            let mut sums = vec![0f32; x.len() / n * b.rows()];
+            if b.first > 0 {
+                multiply_columns(x, n, 0, &b.before, b.first, &mut sums);
+            }
+            for (x, sums) in x.chunks_exact_mut(n).zip(sums.chunks_exact(b.rows())) {
+                x[own.clone()].iter_mut().zip(sums).for_each(|(v, s)| *v -= s);
+                solve_row(&mut x[own.clone()], &b.upper);
+            }
         }
-        for (row, part) in x.chunks_exact_mut(n).zip(part.chunks_exact(width)) {
-            row[b0..b1].copy_from_slice(part);
+        for b in self.blocks.iter().rev() {
+            let own = b.first..b.first + b.rows();
+            x.chunks_exact_mut(n).for_each(|x| solve_row_back(&mut x[own.clone()], &b.own));
+            let sums = b.times_before(x, n, b.first);
+            for (x, sums) in x.chunks_exact_mut(n).zip(sums.chunks_exact(b.first.max(1))) {
+                x.iter_mut().zip(sums).for_each(|(v, s)| *v -= s);
+            }
         }
-    };
-    blocks.iter().for_each(|&b0| step(b0, 0..b0, false));
-    blocks.iter().rev().for_each(|&b0| step(b0, (b0 + BLOCK).min(n)..n, true));
+    }
 }
 
 #[cfg(test)]
@@ -181,11 +230,12 @@ mod tests {
             assert!((h[1] - dot).abs() <= 1e-4 * scale && h[1] == h[n]);
             let mut l = h.clone();
             cholesky(&mut l, n, 1e-6 * scale);
+            let factor = Factor::new(h.clone(), n, 1e-6 * scale);
             let again = product(&l, &l, n);
             assert!(h.iter().zip(&again).all(|(a, b)| (a - b).abs() <= 1e-5 * scale * n as f32), "{n}");
             let w = weights(7, 9 * n, 1);
             let mut b = product(&w, &h, n);
-            solve(&mut b, &l, n);
+            factor.solve(&mut b);
             let largest = w.iter().fold(0f32, |a, v| a.max(v.abs()));
             assert!(b.iter().zip(&w).all(|(a, b)| (a - b).abs() <= 0.02 * largest), "{n}");
         }

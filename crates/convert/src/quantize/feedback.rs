@@ -12,7 +12,7 @@
 //! The cost never rises after the feedback (GPTQ's). Columns lie in ascending order of H's diagonal throughout, since
 //! a factor is made from the first column on, and feedback goes from the last.
 
-use super::dense::{BLOCK, add_gram, cholesky, columns, mirror, product, solve, transposed};
+use super::dense::{Factor, add_gram, mirror, product};
 use super::encoder::{Encoder, OutsideFp16, TablesAndScales};
 use super::metrics::Metrics;
 use crate::quant::Quant;
@@ -20,6 +20,7 @@ use anemoe_io::locked;
 use anemoe_kernels::{Int16Lut, Pool, round_to_int16};
 use anemoe_mlpackage::blob::pack_sub_byte;
 use half::f16;
+use std::array;
 use std::sync::Mutex;
 
 /// Share of the mean of H's diagonal that is added to the diagonal.
@@ -35,9 +36,8 @@ const DESCENT_ROWS: usize = 16;
 const ROUNDS: usize = 2;
 /// Rows that one thread compresses at a time, of whole tables.
 const TILE_ROWS: usize = 128;
-/// Columns of H whose sums over a table's codes are made at a time, for one row after the other: 256 bytes for each input, which
-/// caches hold where they do not hold H.
-const TABLE_COLUMNS: usize = 64;
+/// Columns of H whose sums over a row's codes are made at a time: 128 bytes for each input, which L2 holds, and sums that L1 holds.
+const TABLE_COLUMNS: usize = 32;
 
 /// Sums of inputs' products over tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,11 +86,9 @@ pub struct SecondMoments {
     /// `(G - H)'`.
     cross: Vec<f32>,
     /// Cholesky factor of `h`.
-    factor: Vec<f32>,
-    /// The factor, each column divided by its diagonal: what an error of column i adds to column j.
-    shares: Vec<f32>,
-    /// Shares of the columns before each block, transposed: `[columns before, BLOCK]`.
-    panels: Vec<Vec<f32>>,
+    factor: Factor,
+    /// Its diagonal.
+    pivots: Vec<f32>,
 }
 
 impl SecondMoments {
@@ -110,18 +108,9 @@ impl SecondMoments {
             order.iter().flat_map(|&i| order.iter().map(move |&j| m[i * n + j])).collect()
         };
         let (h, cross) = (arrange(&own), arrange(&cross));
-        let mut factor = h.clone();
-        cholesky(&mut factor, n, damping * 1e-3);
-        let mut shares = factor.clone();
-        for row in shares.chunks_exact_mut(n) {
-            row.iter_mut().enumerate().for_each(|(j, v)| *v /= factor[j * n + j]);
-        }
-        let panel = |b0: usize| {
-            let b1 = (b0 + BLOCK).min(n);
-            transposed(&columns(&shares[b0 * n..b1 * n], n, 0, b0), b0.max(1))
-        };
-        let panels = (0..n).step_by(BLOCK).map(|b0| if b0 == 0 { Vec::new() } else { panel(b0) }).collect();
-        SecondMoments { cols: n, order, h, cross, factor, shares, panels }
+        let factor = Factor::new(h.clone(), n, damping * 1e-3);
+        let pivots = factor.blocks.iter().flat_map(|b| b.own.iter().step_by(b.rows() + 1).copied()).collect();
+        SecondMoments { cols: n, order, h, cross, factor, pivots }
     }
 
     /// Returns the number of inputs.
@@ -141,15 +130,17 @@ impl SecondMoments {
         w.chunks_exact(self.cols).flat_map(|row| self.order.iter().map(|&c| row[c])).collect()
     }
 
-    /// Returns the target of arranged weights.
-    fn target(&self, w: Vec<f32>) -> Vec<f32> {
+    /// Replaces arranged weights by their target.
+    fn aim(&self, w: &mut [f32]) {
         if self.cross.iter().all(|v| *v == 0.0) {
-            return w;
+            return;
         }
-        // w G H^-1 - w = w (G - H) H^-1
-        let mut change = product(&w, &self.cross, self.cols);
-        solve(&mut change, &self.factor, self.cols);
-        w.iter().zip(&change).map(|(w, c)| w + CORRECTION * c).collect()
+        Pool::global().for_chunks(w, TILE_ROWS * self.cols, &|_, w| {
+            // w G H^-1 - w = w (G - H) H^-1
+            let mut change = product(w, &self.cross, self.cols);
+            self.factor.solve(&mut change);
+            w.iter_mut().zip(&change).for_each(|(w, c)| *w += CORRECTION * c);
+        });
     }
 }
 
@@ -198,6 +189,8 @@ struct RowTile<'a> {
     values: &'a mut [f32],
     offsets: &'a [i8],
     target: &'a [f32],
+    /// `target H`.
+    target_h: Vec<f32>,
     codes: &'a mut [u8],
     /// Values of the codes.
     q: Vec<f32>,
@@ -226,24 +219,28 @@ impl RowTile<'_> {
         let n = self.m.cols;
         let mut wanted = self.target.to_vec();
         let rows = wanted.len() / n;
-        for (b, b0) in (0..n).step_by(BLOCK).enumerate().rev() {
-            let b1 = (b0 + BLOCK).min(n);
-            let mut errors = vec![0f32; rows * (b1 - b0)];
-            for (r, wanted) in wanted.chunks_exact_mut(n).enumerate() {
-                for k in (b0..b1).rev() {
-                    let (code, value) = self.grid(r, self.m.order[k]).nearest(wanted[k]);
-                    let error = self.target[r * n + k] - value;
-                    let shares = &self.m.shares[k * n + b0..k * n + k];
-                    wanted[b0..k].iter_mut().zip(shares).for_each(|(w, s)| *w += error * s);
-                    errors[r * (b1 - b0) + k - b0] = error;
-                    (self.codes[r * n + k], self.q[r * n + k]) = (code, value);
+        for b in self.m.factor.blocks.iter().rev() {
+            let (first, width) = (b.first, b.rows());
+            let pivots = &self.m.pivots[first..first + width];
+            let mut errors = vec![0f32; rows * width];
+            for (r, (wanted, errors)) in
+                wanted.chunks_exact_mut(n).zip(errors.chunks_exact_mut(width)).enumerate()
+            {
+                let wanted = &mut wanted[first..first + width];
+                for k in (0..width).rev() {
+                    let at = r * n + first + k;
+                    let (code, value) = self.grid(r, self.m.order[first + k]).nearest(wanted[k]);
+                    errors[k] = self.target[at] - value;
+                    for ((w, l), pivot) in wanted[..k].iter_mut().zip(&b.own[k * width..]).zip(pivots) {
+                        *w += errors[k] * (l / pivot);
+                    }
+                    (self.codes[at], self.q[at]) = (code, value);
                 }
             }
-            if b0 > 0 {
-                let sums = product(&errors, &self.m.panels[b], b1 - b0);
-                for (wanted, sums) in wanted.chunks_exact_mut(n).zip(sums.chunks_exact(b0)) {
-                    wanted.iter_mut().zip(sums).for_each(|(w, s)| *w += s);
-                }
+            let sums = b.times_before(&errors, width, 0);
+            for (wanted, sums) in wanted.chunks_exact_mut(n).zip(sums.chunks_exact(first.max(1))) {
+                let shares = sums.iter().zip(&self.m.pivots).map(|(s, pivot)| s / pivot);
+                wanted.iter_mut().zip(shares).for_each(|(w, s)| *w += s);
             }
         }
     }
@@ -281,35 +278,67 @@ impl RowTile<'_> {
     fn refit(&mut self) {
         let (n, k) = (self.m.cols, 1usize << self.encoder.quant.kind.bits());
         let size = self.encoder.quant.group * n;
-        let wanted = product(self.target, &self.m.h, n);
-        for (g, table) in self.values.chunks_exact_mut(k).enumerate() {
+        let products = self.products_of_codes();
+        for (g, (table, a)) in self.values.chunks_exact_mut(k).zip(products.chunks_exact(k * k)).enumerate() {
             let own = g * size..(g + 1) * size;
             let codes = &mut self.codes[own.clone()];
             // The cost of entries c is c A c' - 2 b c' and a constant.
-            let (mut a, mut b) = (vec![0f64; k * k], vec![0f64; k]);
-            for (code, w) in codes.iter().zip(&wanted[own.clone()]) {
+            let mut b = vec![0f64; k];
+            for (code, w) in codes.iter().zip(&self.target_h[own.clone()]) {
                 b[usize::from(*code)] += f64::from(*w);
             }
-            let mut sums = vec![0f32; k * TABLE_COLUMNS];
-            for first in (0..n).step_by(TABLE_COLUMNS) {
-                let width = TABLE_COLUMNS.min(n - first);
+            let Some(order) = refit_table(a, &b, table) else { continue };
+            codes.iter_mut().for_each(|code| *code = order[usize::from(*code)]);
+            self.q[own].iter_mut().zip(codes).for_each(|(q, code)| *q = table[usize::from(*code)]);
+        }
+    }
+
+    /// Sums H over the pairs of columns with two codes, over all rows of a table: a symmetric `A [codes, codes]` for each table.
+    /// ```text
+    /// for a strip of columns j:   sums[code of i][j] += H[i][j] for all i behind the strip, then A[code][code of j] += sums[code][j]
+    /// ```
+    fn products_of_codes(&self) -> Vec<f64> {
+        let (n, k) = (self.m.cols, 1usize << self.encoder.quant.kind.bits());
+        let size = self.encoder.quant.group * n;
+        let mut products = vec![0f64; self.codes.len() / size * k * k];
+        let mut sums = vec![[0f32; TABLE_COLUMNS]; k];
+        let mut strip = vec![[0f32; TABLE_COLUMNS]; n];
+        for first in (0..n).step_by(TABLE_COLUMNS) {
+            let width = TABLE_COLUMNS.min(n - first);
+            // A pair counts once, its half on the diagonal: the rest is the mirror image.
+            for (i, (own, h)) in strip.iter_mut().zip(self.m.h.chunks_exact(n)).enumerate().skip(first) {
+                let below = (i - first).min(width);
+                own[..below].copy_from_slice(&h[first..first + below]);
+                own[below..].fill(0.0);
+                if below < width {
+                    own[below] = 0.5 * h[i];
+                }
+            }
+            for (codes, a) in self.codes.chunks_exact(size).zip(products.chunks_exact_mut(k * k)) {
                 for codes in codes.chunks_exact(n) {
-                    sums.fill(0.0);
-                    for (code, h) in codes.iter().zip(self.m.h.chunks_exact(n)) {
-                        let sums = &mut sums[usize::from(*code) * TABLE_COLUMNS..][..width];
-                        sums.iter_mut().zip(&h[first..]).for_each(|(s, h)| *s += h);
+                    sums.fill([0.0; TABLE_COLUMNS]);
+                    for (code, h) in codes.iter().zip(&strip).skip(first) {
+                        // Sums by value are added as vectors.
+                        let before = sums[usize::from(*code)];
+                        sums[usize::from(*code)] = array::from_fn(|j| before[j] + h[j]);
                     }
-                    for (i, sums) in sums.chunks_exact(TABLE_COLUMNS).enumerate() {
+                    for (sums, a) in sums.iter().zip(a.chunks_exact_mut(k)) {
                         for (code, s) in codes[first..first + width].iter().zip(sums) {
-                            a[i * k + usize::from(*code)] += f64::from(*s);
+                            a[usize::from(*code)] += f64::from(*s);
                         }
                     }
                 }
             }
-            let Some(order) = refit_table(&a, &b, table) else { continue };
-            codes.iter_mut().for_each(|code| *code = order[usize::from(*code)]);
-            self.q[own].iter_mut().zip(codes).for_each(|(q, code)| *q = table[usize::from(*code)]);
         }
+        for a in products.chunks_exact_mut(k * k) {
+            for i in 0..k {
+                for j in 0..=i {
+                    let both = a[i * k + j] + a[j * k + i];
+                    (a[i * k + j], a[j * k + i]) = (both, both);
+                }
+            }
+        }
+        products
     }
 }
 
@@ -399,7 +428,8 @@ impl Encoder<'_> {
             return encode(weights);
         }
         let n = self.cols;
-        let target = moments.target(moments.arrange(weights));
+        let mut target = moments.arrange(weights);
+        moments.aim(&mut target);
         let mut plain = vec![0f32; target.len()];
         for (out, row) in plain.chunks_exact_mut(n).zip(target.chunks_exact(n)) {
             moments.order.iter().zip(row).for_each(|(c, v)| out[*c] = *v);
@@ -449,25 +479,29 @@ impl Encoder<'_> {
             .enumerate()
         {
             let offsets = offsets.get(i * per_tile..).unwrap_or_default();
-            let q = Vec::new();
-            tiles.push(Mutex::new(RowTile { m, encoder: self, values, offsets, target, codes, q }));
+            let (target_h, q) = (Vec::new(), Vec::new());
+            tiles.push(Mutex::new(RowTile { m, encoder: self, values, offsets, target, target_h, codes, q }));
         }
         Pool::global().run(tiles.len(), &|i| {
             let mut tile = locked(&tiles[i]);
             tile.q = vec![0.0; tile.target.len()];
             tile.feed_back();
             tile.descend();
+            if has_tables {
+                tile.target_h = product(tile.target, &m.h, m.cols);
+            }
             for _ in 0..if has_tables { ROUNDS } else { 0 } {
                 tile.refit();
                 tile.descend();
             }
-            tile.q = Vec::new();
+            (tile.q, tile.target_h) = Default::default();
         });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::dense::transposed;
     use super::super::testing::weights;
     use super::*;
     use crate::quant::{Groups, MatrixQuant};
@@ -563,7 +597,8 @@ mod tests {
         let x: Vec<f32> = (0..N * T).map(|i| scale(i) * (z[i] + 0.8 * z[i + T])).collect();
         let y: Vec<f32> = (0..N * T).map(|i| x[i] + 0.1 * scale(i) * change[i]).collect();
         let m = moments(&x, &y, T);
-        let target = m.target(m.arrange(&w));
+        let mut target = m.arrange(&w);
+        m.aim(&mut target);
         for (kind, once, whole) in [
             ("lut2", 0.049_362_5, 0.043_922_7),
             ("lut3", 0.011_945_6, 0.011_097_5),
