@@ -18,7 +18,7 @@ use anemoe_convert::checkpoint::MOST_KEPT;
 use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
 use anemoe_convert::kind_search::{self, Group};
 use anemoe_convert::models::Family;
-use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
+use anemoe_convert::plan::{MatrixPlan, PartKinds, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments};
 use anemoe_io::{locked, write_atomic};
@@ -236,7 +236,11 @@ impl Candidates {
     ) -> Result<Candidates> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(std::env::temp_dir(), e))?;
         let some: Vec<Vec<u32>> = windows.iter().step_by(SEARCH_STEP).cloned().collect();
-        let planned = SEARCHED.map(|quant| family.plan(&PlanOptions { quant, ..options.clone() }));
+        // A search tries attention in every kind too, where a build without one takes the family's.
+        let planned = SEARCHED.map(|quant| {
+            let parts = PartKinds { attention: options.parts.attention.or(Some(quant)), ..options.parts };
+            family.plan(&PlanOptions { quant, parts, ..options.clone() })
+        });
         let planned = planned.into_iter().collect::<Result<Vec<Plan>>>()?;
         let matrices = planned.iter().flat_map(|plan| &plan.shards).flat_map(|s| &s.matrices);
         check_scratch(folder.path(), matrices.map(MatrixPlan::bytes).sum())?;
@@ -263,6 +267,9 @@ impl Candidates {
         let matrices = plan.get(&(group.tensor.clone(), group.part.clone())).into_iter().flatten();
         let mut values = Vec::new();
         for m in matrices.filter(|m| group.matrices.iter().any(|own| own.offset == m.offset)) {
+            if m.quant.kind != kind {
+                return Ok(None);
+            }
             let Some(c) = store.read(m)? else { return Ok(None) };
             values.extend(decoded(m, &c)?);
         }
@@ -593,6 +600,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn candidates_have_the_kind_that_a_search_asks_for() {
+        // A build of ZAYA without a search keeps attention in int8.
+        let family = fixture("tiny-zaya");
+        let options = PlanOptions::default();
+        let candidates = Candidates::new(&family, &options, &tokens(), &mut |_, _| ()).unwrap();
+        let parts = PartKinds { attention: Some(Quant::lut(IndexBits::Two)), ..PartKinds::default() };
+        let quant = Quant::lut(IndexBits::Two);
+        let plan = family.plan(&PlanOptions { quant, parts, ..options }).unwrap();
+        let mut found = 0;
+        for ((tensor, part), matrices) in kind_search::matrices(&plan) {
+            let (rows, cols, own) = (matrices[0].rows, matrices[0].cols, matrices[0].quant);
+            let (experts, tried) = (Vec::new(), Vec::new());
+            let (sensitivity, read) = (1.0, 1.0);
+            let group =
+                Group { tensor, part: part.clone(), experts, matrices, candidates: tried, sensitivity, read };
+            let Some(values) = candidates.values(&group, quant).unwrap() else { continue };
+            found += usize::from(part == "attention");
+            for table in values[..rows * cols].chunks(own.group * cols) {
+                let distinct: BTreeSet<u32> = table.iter().map(|v| v.to_bits()).collect();
+                assert!(distinct.len() <= 4, "{}: {} values", group.tensor, distinct.len());
+            }
+        }
+        assert!(found > 0);
     }
 
     #[test]
