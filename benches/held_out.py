@@ -54,7 +54,8 @@ def main():
                 options = ["--quant", *shlex.split(kind)] if kind.strip() else []
                 bundle = f"{folder}/{n}.anemoe"
                 run([a.anemoe, "build", checkpoint, "-o", bundle, "--skip-gates", "--max-context", "512", *options])
-                totals = json.loads(run([a.anemoe, "plan", checkpoint, "--max-context", "512", "--json", *options]))["totals"]
+                sizes = options[:options.index("--calibrate")] if "--calibrate" in options else options  # of the same kinds
+                totals = json.loads(run([a.anemoe, "plan", checkpoint, "--max-context", "512", "--json", *sizes]))["totals"]
                 found = [json.loads(run([a.anemoe, "validate", bundle, "--golden", g, "--json"], (0, 1))) for g in goldens]
                 row = {
                     "checkpoint": checkpoint, "kind": kind or "(default)", "prompts": len(goldens),
