@@ -9,7 +9,7 @@ use std::path::Path;
 /// Sampling: how tokens are chosen. What is not given is what the model's makers recommend in its generation_config.json.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SamplingArgs {
-    /// Divides the logits; 0 always takes the most probable token [default: the model's own, else 0].
+    /// Divides the logits; 0 always takes the most probable token [default: the model's own, else 0; of a server: else 1].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Draw among the N most probable tokens only; 0 for all [default: the model's own].
