@@ -13,6 +13,7 @@ use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, TokenParser, token_bytes_from_tokenizer_json};
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -45,6 +46,8 @@ const MAX_MESSAGE: usize = 200;
 const LARGEST: f64 = 1e18;
 /// Largest bound of a text's length that is kept: in a text with a bound, each character takes 5 kB of the automaton.
 const MAX_LENGTH: f64 = 2000.0;
+/// Most values that lists of property names may add to a schema.
+const MAX_NAMED: usize = 20_000;
 /// Formats of texts that the library knows.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
@@ -311,10 +314,16 @@ pub fn set_options(schema: &mut Map<String, Value>) {
 /// assertions beside a format, with types in lower case, and with references that have neither escapes nor slashes in the
 /// names of definitions.
 fn library_schema(schema: &Value) -> Value {
+    library_part(schema, schema, &Cell::new(MAX_NAMED))
+}
+
+/// Translates a part of the schema `whole`, in which names of properties may add `room` values.
+fn library_part(schema: &Value, whole: &Value, room: &Cell<usize>) -> Value {
     const SLASH: &str = "\u{2215}";
+    let part = |schema: &Value| library_part(schema, whole, room);
     let all = match schema {
         Value::Object(all) => all,
-        Value::Array(all) => return all.iter().map(library_schema).collect(),
+        Value::Array(all) => return all.iter().map(part).collect(),
         _ => return schema.clone(),
     };
     let has_format =
@@ -352,9 +361,11 @@ fn library_schema(schema: &Value) -> Value {
             }
             ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(all)) => {
                 let slash = if key.starts_with('p') { "/" } else { SLASH };
-                all.iter().map(|(name, one)| (name.replace('/', slash), library_schema(one))).collect()
+                all.iter().map(|(name, one)| (name.replace('/', slash), part(one))).collect()
             }
-            (_, value) => library_schema(value),
+            // Read as it is, below.
+            ("propertyNames", value) => value.clone(),
+            (_, value) => part(value),
         };
         Some((key.clone(), value))
     };
@@ -363,24 +374,46 @@ fn library_schema(schema: &Value) -> Value {
         let all = schema.entry("allOf").or_insert(json!([]));
         all.as_array_mut().into_iter().for_each(|all| all.append(&mut together));
     }
-    name_properties(&mut schema);
+    name_properties(&mut schema, whole, room);
     schema.into()
 }
 
 /// Turns `propertyNames` into what the library knows: a list of names into `properties`, a pattern into `patternProperties`.
-/// A statement that names are texts is left out; the library refuses any other and names the key.
-fn name_properties(schema: &mut Map<String, Value>) {
-    let Some(Value::Object(names)) = schema.get("propertyNames") else { return };
-    let is_plain = |key: &str, value: &Value| key == "description" || key == "type" && value == "string";
-    let said: Vec<_> = names.iter().map(|(k, v)| (k.as_str(), v)).filter(|(k, v)| !is_plain(k, v)).collect();
+/// Statements that names are texts of a length or format are left out; the library refuses any other and names the key.
+fn name_properties(schema: &mut Map<String, Value>, whole: &Value, room: &Cell<usize>) {
+    const PLAIN: [&str; 7] =
+        ["title", "description", "default", "examples", "format", "minLength", "maxLength"];
+    let Some(mut names) = schema.get("propertyNames") else { return };
+    // Definitions may refer to each other.
+    for _ in 0..64 {
+        let Some(name) = names["$ref"].as_str().and_then(|name| name.strip_prefix('#')) else { break };
+        let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
+        let Some(target) = whole.pointer(&name) else { return };
+        names = target;
+    }
+    let Some(names) = names.as_object() else { return };
+    let one_of = names.get("enum").and_then(Value::as_array).map(Vec::as_slice);
+    let one_of = names.get("const").map(std::slice::from_ref).or(one_of);
+    let is_text = |kind: &Value| kind.as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("string"));
+    let is_plain = |(key, value): &(&String, &Value)| match key.as_str() {
+        "enum" | "const" | "pattern" => false,
+        "type" => is_text(value),
+        key => PLAIN.contains(&key),
+    };
+    let said: Vec<&str> =
+        names.iter().filter(|entry| !is_plain(entry)).map(|(key, _)| key.as_str()).collect();
     let values = schema.get("additionalProperties").cloned().unwrap_or(true.into());
-    let (key, own) = match said[..] {
-        [] => ("properties", Map::new()),
-        [("enum", Value::Array(all))] => {
+    let (key, own) = match (&said[..], one_of, names.get("pattern")) {
+        ([], ..) => ("properties", Map::new()),
+        (["enum"] | ["const"] | ["const", "enum"] | ["enum", "const"], Some(all), _) => {
+            let Some(left) = room.get().checked_sub(all.len() * count(&values)) else { return };
+            room.set(left);
             let names = all.iter().filter_map(Value::as_str);
             ("properties", names.map(|name| (name.to_string(), values.clone())).collect())
         }
-        [("pattern", Value::String(name))] => ("patternProperties", Map::from_iter([(name.clone(), values)])),
+        (["pattern"], _, Some(Value::String(name))) => {
+            ("patternProperties", Map::from_iter([(name.clone(), values)]))
+        }
         _ => return,
     };
     if !said.is_empty() {
@@ -395,6 +428,16 @@ fn name_properties(schema: &mut Map<String, Value>) {
         schema.insert("additionalProperties".into(), false.into());
     }
     schema.remove("propertyNames");
+}
+
+/// Counts the values of a JSON value, itself included.
+fn count(value: &Value) -> usize {
+    let inner: usize = match value {
+        Value::Array(all) => all.iter().map(count).sum(),
+        Value::Object(all) => all.values().map(count).sum(),
+        _ => 0,
+    };
+    1 + inner
 }
 
 /// Takes assertions about what follows off the beginning of a regular expression: what fits `^(?=A)B` fits `^A` and `^B`.
@@ -634,8 +677,39 @@ pub(crate) mod tests {
         let mut of_one = record(json!({"enum": ["a"]}));
         of_one["properties"] = json!({"a": {"const": 1}, "b": {"const": 2}});
         allows(&of_one, &["{\"a\": 1}", "{}"], &["{\"a\": 2}", "{\"b\": 2}"]);
-        let error = prepared(&record(json!({"minLength": 3}))).err().unwrap();
-        assert!(error.contains("propertyNames"), "{error}");
+        for names in [
+            json!({"anyOf": [{"minLength": 3}]}),
+            json!({"$ref": "#/nowhere"}),
+            json!({"$ref": "#/propertyNames"}),
+        ] {
+            let error = prepared(&record(names)).err().unwrap();
+            assert!(error.contains("propertyNames"), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_of_properties_are_those_of_a_definition_or_texts_of_any_length() {
+        let record = |names: Value| {
+            json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"},
+                "$defs": {"C": {"enum": ["a", "b"], "title": "C", "type": "string"}, "D": {"$ref": "#/$defs/C"}}})
+        };
+        for names in [json!({"$ref": "#/$defs/C"}), json!({"$ref": "#/$defs/D"})] {
+            allows(&record(names), &["{\"a\": 1, \"b\": 2}", "{}"], &["{\"c\": 1}", "{\"a\": \"y\"}"]);
+        }
+        for names in [json!({"const": "a"}), json!({"const": "a", "enum": ["a"], "type": "string"})] {
+            allows(&record(names), &["{\"a\": 1}", "{}"], &["{\"b\": 1}", "{\"a\": \"y\"}"]);
+        }
+        for names in
+            [json!({"minLength": 3, "maxLength": 4}), json!({"format": "uuid"}), json!({"format": "date"})]
+        {
+            allows(&record(names), &["{\"abc\": 1}"], &["{\"abc\": \"y\"}"]);
+        }
+        allows(&record(json!({"pattern": "^[a-z]+$", "minLength": 1})), &["{\"a\": 1}"], &["{\"A\": 1}"]);
+        // Each level would double the schema.
+        let names = json!({"enum": ["a", "b"]});
+        let deep = (0..60)
+            .fold(json!({}), |inner, _| json!({"propertyNames": names, "additionalProperties": inner}));
+        assert!(prepared(&deep).is_err());
     }
 
     #[test]
