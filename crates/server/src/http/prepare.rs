@@ -86,7 +86,8 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     }
     let calls = calls.map(|form| {
         let parser = CallParser::new(form.clone(), tools.shown);
-        if tools.is_single { parser.single() } else { parser }
+        let parser = if tools.is_single { parser.single() } else { parser };
+        if tools.forced.is_empty() { parser } else { parser.forced() }
     });
     // Nothing behind a single call would be kept.
     let end_tag =
@@ -166,20 +167,13 @@ fn grammar(
     params: &Params,
     tools: &OfferedTools<'_>,
 ) -> Result<Option<AnswerGrammar>, ApiError> {
-    if params.schema.is_some() && !tools.forced.is_empty() {
-        return Err(ApiError::param("response_format", "an answer that has to be a call has no format"));
-    }
-    let (form, schema) = (model.call_form.as_ref(), params.schema.as_ref());
+    let form = model.call_form.as_ref();
     if form.is_none() && !tools.forced.is_empty() {
         let what =
             "a call cannot be forced: the form in which this model's template writes calls is not known";
         return Err(ApiError::param("tool_choice", what));
     }
-    let callable: Vec<&Value> = match schema {
-        None => tools.forced.clone(),
-        // A call, or the text of the schema.
-        Some(_) => tools.shown.iter().filter(|_| form.is_some()).collect(),
-    };
+    let (callable, schema) = alternatives(params.schema.as_ref(), tools, form.is_some());
     if callable.is_empty() && schema.is_none() {
         return Ok(None);
     }
@@ -188,6 +182,18 @@ fn grammar(
     let grammar = model.grammars.answer(&model.model, &callable, schema, lark);
     let field = if schema.is_some() { "response_format" } else { "tools" };
     grammar.map(Some).map_err(|e| ApiError::param(field, e))
+}
+
+/// Returns the tools and the schema of which an answer is a call or the JSON. A call that has to come has no format.
+fn alternatives<'a>(
+    schema: Option<&'a Value>,
+    tools: &OfferedTools<'a>,
+    has_form: bool,
+) -> (Vec<&'a Value>, Option<&'a Value>) {
+    match schema {
+        Some(_) if tools.forced.is_empty() => (tools.shown.iter().filter(|_| has_form).collect(), schema),
+        _ => (tools.forced.clone(), None),
+    }
 }
 
 /// A prompt.
@@ -372,6 +378,22 @@ fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, A
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_call_that_has_to_come_has_no_format() {
+        let (schema, shown) = (json!({"type": "object"}), [json!("f"), json!("g")]);
+        let of = |forced: Vec<&'static str>, schema, has_form| {
+            let forced = shown.iter().filter(|tool| forced.iter().any(|name| *tool == name)).collect();
+            let tools = OfferedTools { shown: &shown, forced, is_single: false };
+            let (callable, schema) = alternatives(schema, &tools, has_form);
+            (callable.len(), schema.is_some())
+        };
+        assert_eq!(of(vec!["g"], Some(&schema), true), (1, false));
+        assert_eq!(of(vec!["g"], None, true), (1, false));
+        assert_eq!(of(vec![], Some(&schema), true), (2, true));
+        assert_eq!(of(vec![], Some(&schema), false), (0, true));
+        assert_eq!(of(vec![], None, true), (0, false));
+    }
 
     #[test]
     fn messages_are_changed_in_what_a_template_refuses() {

@@ -74,6 +74,11 @@ impl Tools {
         known(name).or_else(|| known(name.strip_prefix("functions.")?))
     }
 
+    /// Tells whether the object with which a text begins names one of these tools.
+    pub fn know_name(&self, text: &str) -> bool {
+        scan_name(text).is_some_and(|name| self.find(&name).is_some())
+    }
+
     /// Reads consecutive calls of these tools; `None` where the text is something else. `is_ended` says that the model
     /// ended the text, so that its end may close what is open.
     pub fn read<'t>(&self, text: &'t str, marks: &CallMarks<'t>, is_ended: bool) -> Option<Vec<ToolCall>> {

@@ -16,6 +16,8 @@ pub struct CallParser {
     tools: Arc<Tools>,
     /// True if a call ends the answer.
     is_single: bool,
+    /// True if the answer has to be a call.
+    is_forced: bool,
     state: ParserState,
     /// Blanks that are not part of the text if a call follows.
     blanks: String,
@@ -63,6 +65,7 @@ impl CallParser {
             form,
             tools: Arc::new(Tools::new(tools)),
             is_single: false,
+            is_forced: false,
             state: ParserState::Text,
             blanks: String::new(),
             held: String::new(),
@@ -77,6 +80,11 @@ impl CallParser {
     /// Makes the first call the end of the answer (`parallel_tool_calls: false`).
     pub fn single(self) -> CallParser {
         CallParser { is_single: true, ..self }
+    }
+
+    /// Makes the answer a call alone: what is cut is no text.
+    pub fn forced(self) -> CallParser {
+        CallParser { is_forced: true, ..self }
     }
 
     /// Adds a piece of the answer. Returns the parts that are certain now.
@@ -180,17 +188,13 @@ impl CallParser {
                 self.is_fenced = false;
                 return;
             }
-            // A block of code may begin with a tag.
-            let fenced = self.held.strip_prefix(FENCE).filter(|_| self.is_line_start);
-            let body = fenced.and_then(|fenced| fenced.split_once('\n')).map(|(_, inner)| inner.trim_start());
-            let body = body.unwrap_or(&self.held);
+            let body = self.body();
             if self.form.begins().any(|tag| tag == body) {
                 let tag = std::mem::take(&mut self.held);
                 self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
                 return;
             }
-            let may_begin = !body.is_empty() && self.form.begins().any(|tag| tag.starts_with(body));
-            if self.held.is_empty() || may_begin {
+            if self.held.is_empty() || self.may_begin_tag() {
                 return;
             }
             if self.is_line_start || !self.blanks.is_empty() {
@@ -212,6 +216,34 @@ impl CallParser {
                 self.blanks.push(blank);
                 self.held.remove(0);
             }
+        }
+    }
+
+    /// Returns the held text, without the line that begins a block of code: such a block may begin with a tag.
+    fn body(&self) -> &str {
+        let fenced = self.held.strip_prefix(FENCE).filter(|_| self.is_line_start);
+        let body = fenced.and_then(|fenced| fenced.split_once('\n')).map(|(_, inner)| inner.trim_start());
+        body.unwrap_or(&self.held)
+    }
+
+    /// Tells whether the held text may become a tag before a call.
+    fn may_begin_tag(&self) -> bool {
+        let body = self.body();
+        !body.is_empty() && self.form.begins().any(|tag| tag.starts_with(body))
+    }
+
+    /// Tells whether the held text is a call, or a tag before one, that the end of the answer cut.
+    fn is_unfinished(&self) -> bool {
+        match self.state {
+            _ if self.is_forced => true,
+            ParserState::Text => self.may_begin_tag(),
+            ParserState::Tagged { .. } => true,
+            // An object may be anything else.
+            ParserState::Untagged { is_line_start } if self.held.starts_with(['{', '[', '`']) => {
+                is_line_start && !self.is_begun && self.tools.know_name(&self.held)
+            }
+            ParserState::Untagged { is_line_start } => is_line_start || self.held.starts_with('<'),
+            ParserState::Done => false,
         }
     }
 
@@ -271,7 +303,7 @@ impl CallParser {
     }
 
     /// Returns the parts of the held text when the answer has ended. A call without its end tag counts; if the answer
-    /// `is_cut` at its most tokens, only a complete one.
+    /// `is_cut` at its most tokens, only a complete one, and what has come of another is no text.
     pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         if self.inner.is_some() && !self.is_json(self.held.len()) {
@@ -280,10 +312,12 @@ impl CallParser {
         let is_tagged = matches!(self.state, ParserState::Tagged { .. });
         match &self.state {
             ParserState::Done => {}
+            ParserState::Text if is_cut && self.is_unfinished() => self.held.clear(),
             ParserState::Text => self.release("", &mut parts),
             ParserState::Tagged { .. } | ParserState::Untagged { .. } => match self.calls(is_tagged, !is_cut)
             {
                 Some(calls) => self.emit(calls, &mut parts),
+                None if is_cut && self.is_unfinished() => self.held.clear(),
                 None => self.release("", &mut parts),
             },
         }

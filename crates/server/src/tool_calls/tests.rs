@@ -535,11 +535,44 @@ fn a_cut_answer_has_whole_calls_alone_and_a_single_call_ends_it() {
         joined(come.into_iter().chain(parser.finish(true)))
     };
     assert_eq!(cut("<|tool_call>call:f{n:1}"), [call("f", "{\"n\":1}")]);
-    assert_eq!(cut("<|tool_call>call:f{q:Os"), [text("<|tool_call>call:f{q:Os")]);
+    assert_eq!(cut("<|tool_call>call:f{q:Os"), []);
     let mut parser = CallParser::new(gemma(), &tools()).single();
     let come =
         parser.push("x <|tool_call>call:f{n:1}call:f{n:2}<tool_call|> y <|tool_call>call:f{n:3}<tool_call|>");
     assert_eq!(joined(come.into_iter().chain(parser.finish(false))), [text("x"), call("f", "{\"n\":1}")]);
+}
+
+#[test]
+fn what_has_come_of_a_cut_call_is_no_text() {
+    let cut = |form: &CallForm, is_forced: bool, text: &str| {
+        let parser = CallParser::new(form.clone(), &tools());
+        let mut parser = if is_forced { parser.forced() } else { parser };
+        let come = parser.push(text);
+        joined(come.into_iter().chain(parser.finish(true)))
+    };
+    for (form, written) in [
+        (tagged(), "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 12"),
+        (coder(), "<tool_call>\n<function=f>\n<parameter=n>\n12\n</param"),
+        (gemma(), "<|tool_call>call:f{n:12"),
+        (mistral(), "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"n\": 12"),
+    ] {
+        for end in 1..=written.len() {
+            let begun = &written[..end];
+            assert_eq!(cut(&form, false, &format!("so {begun}")), [text("so")], "{begun}");
+            assert_eq!(cut(&form, true, begun), [], "{begun}");
+        }
+    }
+    let llama = form("llama3.jinja").unwrap();
+    let written = "{\"name\": \"f\", \"parameters\": {\"n\": 12";
+    assert_eq!(cut(&llama, false, written), []);
+    for end in 1..=written.len() {
+        assert_eq!(cut(&llama, true, &written[..end]), []);
+    }
+    for same in
+        ["{\"id\": 3, \"name\": \"Bob", "{\"name\": \"Bob", "1 < 2, [a", "x {\"name\": \"f\", \"n\": 1"]
+    {
+        assert_eq!(cut(&llama, false, same), [text(same)]);
+    }
 }
 
 #[test]
