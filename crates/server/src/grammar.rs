@@ -575,6 +575,10 @@ pub(crate) mod tests {
         );
     }
 
+    pub(crate) fn token_bytes(words: &[&[u8]]) -> TokenBytes {
+        TokenBytes(words.iter().map(|word| word.to_vec()).collect())
+    }
+
     /// Makes a factory whose tokens are bytes.
     fn bytes() -> Arc<ParserFactory> {
         Arc::new(limited(&ApproximateTokEnv::single_byte_env()).unwrap())

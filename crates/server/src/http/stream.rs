@@ -1,6 +1,6 @@
 //! Turns events of the batcher into a whole answer, or into server-sent events.
 
-use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken};
+use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken, TextPlace};
 use super::api_error::ApiError;
 use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink};
 use crate::tool_calls::{AnswerPart, CallParser};
@@ -165,8 +165,10 @@ impl ComingAnswers {
         while self.left > 0 {
             let (index, event) = self.events.recv().await.ok_or_else(lost)?;
             let new = self.take(index, event)?;
-            self.answers[index].choices.extend(new.token);
-            new.parts.into_iter().for_each(|part| self.answers[index].add(part));
+            let answer = &mut self.answers[index];
+            new.parts.into_iter().for_each(|part| answer.add(part));
+            answer.places.extend(new.token.iter().map(|_| answer.parts.len().saturating_sub(1)));
+            answer.choices.extend(new.token);
         }
         Ok(self.writer.whole(&self.answers, self.counts))
     }
@@ -174,8 +176,8 @@ impl ComingAnswers {
     /// Returns the server-sent events of the answers; `wants_usage` asks for token counts at their end.
     pub fn stream(mut self, wants_usage: bool) -> EventStream {
         let ready = self.writer.begin(self.answers.len()).into();
-        let offsets = vec![0; self.answers.len()];
-        EventStream { coming: self, wants_usage, offsets, ready, is_done: false }
+        let places = vec![TextPlace::default(); self.answers.len()];
+        EventStream { coming: self, wants_usage, places, ready, is_done: false }
     }
 }
 
@@ -183,8 +185,8 @@ impl ComingAnswers {
 pub struct EventStream {
     coming: ComingAnswers,
     wants_usage: bool,
-    /// Characters of each choice's tokens so far.
-    offsets: Vec<usize>,
+    /// Place of each choice behind its tokens so far.
+    places: Vec<TextPlace>,
     /// Events that are ready to be sent.
     ready: VecDeque<String>,
     is_done: bool,
@@ -205,8 +207,8 @@ impl EventStream {
         if token.is_some() && !parts.iter().any(is_text) {
             parts.insert(0, AnswerPart::Text(String::new()));
         }
-        let offset = self.offsets[index];
-        let mut placed = token.as_ref().map(|choice| PlacedToken { choice, offset });
+        let place = &self.places[index];
+        let mut placed = token.as_ref().map(|choice| PlacedToken { choice, place });
         for part in parts {
             let answer = &mut self.coming.answers[index];
             answer.add(part.clone());
@@ -214,7 +216,7 @@ impl EventStream {
             self.ready.extend(self.coming.writer.part(index, answer, &part, token));
         }
         if let Some(choice) = &token {
-            self.offsets[index] += self.coming.writer.header().characters(choice.id);
+            self.coming.writer.header().pass(&mut self.places[index], choice.id);
         }
         if is_end {
             let answer = &self.coming.answers[index];
@@ -255,5 +257,61 @@ impl Stream for EventStream {
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batching::Usage;
+    use crate::http::answers::tests::header_of;
+    use crate::http::answers::writer;
+    use crate::http::api::Api;
+    use serde_json::json;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    /// Makes the answers whose tokens come with these texts.
+    fn coming(api: Api, words: &[&[u8]], texts: &[&str]) -> (ComingAnswers, Vec<AnswerEvent>) {
+        let (sender, events) = unbounded_channel();
+        let mut all: Vec<AnswerEvent> = texts
+            .iter()
+            .enumerate()
+            .map(|(i, text)| AnswerEvent::Token {
+                text: text.to_string(),
+                choice: ChosenToken { id: i as u32, logprob: Some(-1.0), top: Vec::new() },
+            })
+            .collect();
+        let (reason, usage) = (EndReason::Stop, Usage::default());
+        all.push(AnswerEvent::Finished { text: String::new(), reason, stop: None, usage });
+        all.iter().for_each(|event| sender.send((0, event.clone())).unwrap());
+        let splitter = PartSplitter { thoughts: None, shows_thoughts: true, calls: None };
+        (ComingAnswers::new(writer(header_of(api, words)), events, vec![splitter], 1), all)
+    }
+
+    fn streamed(coming: ComingAnswers, all: Vec<AnswerEvent>) -> Vec<Value> {
+        let mut stream = coming.stream(false);
+        all.into_iter().for_each(|event| stream.take(0, event));
+        let data = stream.ready.iter().filter_map(|event| event.split_once("data: "));
+        data.filter_map(|(_, data)| serde_json::from_str(data.trim()).ok()).collect()
+    }
+
+    #[test]
+    fn a_stream_has_the_probabilities_of_the_whole_answer() {
+        let (words, texts): ([&[u8]; 5], _) =
+            ([b"\n", b"\xc3", b"\xa9", b" ", b"b"], ["\n", "", "\u{e9}", " ", "b"]);
+        let whole = coming(Api::Responses, &words, &texts).0.collect();
+        let whole = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(whole).unwrap();
+        let (answers, all) = coming(Api::Responses, &words, &texts);
+        let events = streamed(answers, all);
+        let of = |response: &Value| response["output"][0]["content"][0]["logprobs"].clone();
+        let last = of(&events.last().unwrap()["response"]);
+        assert_eq!((last.as_array().unwrap().len(), last), (5, of(&whole)));
+        let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+        assert_eq!(deltas.map(|event| event["logprobs"].as_array().unwrap().len()).sum::<usize>(), 5);
+        let (answers, all) = coming(Api::Completion, &words, &texts);
+        let offsets = streamed(answers, all)
+            .into_iter()
+            .filter_map(|event| event.pointer("/choices/0/logprobs/text_offset").cloned());
+        assert_eq!(offsets.collect::<Vec<_>>(), [0, 1, 1, 2, 3].map(|at| json!([at])));
     }
 }

@@ -63,11 +63,6 @@ impl Blocks {
         steps
     }
 
-    /// Returns the kind of the open block.
-    pub fn open(&self) -> Option<BlockKind> {
-        self.open
-    }
-
     /// Ends the open block.
     pub fn end(&mut self) -> Option<BlockStep<'static>> {
         self.open.take().map(BlockStep::End)

@@ -10,6 +10,8 @@ pub struct ChoiceAnswer {
     pub parts: Vec<AnswerPart>,
     /// Tokens with probabilities, where wanted.
     pub choices: Vec<ChosenToken>,
+    /// Index of the part that was the last one when each of these tokens had come.
+    pub places: Vec<usize>,
     /// Reason why the answer ended; `None` before that.
     pub reason: Option<EndReason>,
     /// Stop string that ended it.

@@ -1,6 +1,6 @@
 //! Writer of an answer.
 
-use super::answer_header::AnswerHeader;
+use super::answer_header::{AnswerHeader, TextPlace};
 use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use crate::batching::ChosenToken;
 use crate::http::api_error::ApiError;
@@ -12,8 +12,8 @@ use serde_json::Value;
 pub struct PlacedToken<'a> {
     /// The token.
     pub choice: &'a ChosenToken,
-    /// Characters of the tokens before it.
-    pub offset: usize,
+    /// Its place, behind the tokens before it.
+    pub place: &'a TextPlace,
 }
 
 /// Writes an answer in the form of an API: as one document, or as server-sent events.

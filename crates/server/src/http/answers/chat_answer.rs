@@ -1,6 +1,6 @@
 //! Answers of `/v1/chat/completions` and `/v1/completions`.
 
-use super::answer_header::AnswerHeader;
+use super::answer_header::{AnswerHeader, TextPlace};
 use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use super::answer_writer::{AnswerWriter, PlacedToken, data};
 use crate::batching::{ChosenToken, EndReason};
@@ -48,22 +48,28 @@ impl ChatAnswer {
         json!({"id": self.0.id_of(&format!("call_{index}"), n), "type": "function", "function": function})
     }
 
-    /// Returns the probabilities of tokens, null where not wanted. `offset` is the number of characters before the tokens.
-    fn logprobs(&self, choices: &[ChosenToken], mut offset: usize) -> Value {
+    /// Returns the probabilities of tokens, null where not wanted. `place` is that of the first one.
+    fn logprobs(&self, choices: &[ChosenToken], place: &TextPlace) -> Value {
         if choices.iter().all(|c| c.logprob.is_none()) {
             return Value::Null;
         }
         if self.is_chat() {
             return json!({"content": self.0.logprobs(choices), "refusal": null});
         }
-        let mut offsets = Vec::new();
-        let tokens: Vec<String> = choices.iter().map(|c| self.0.token(c.id)).collect();
-        for token in &tokens {
-            offsets.push(offset);
-            offset += token.chars().count();
+        let (mut offsets, mut place) = (Vec::new(), place.clone());
+        for choice in choices {
+            offsets.push(place.characters);
+            self.0.pass(&mut place, choice.id);
         }
-        let top = |c: &ChosenToken| -> Map<String, Value> {
-            c.top.iter().map(|(id, p)| (self.0.token(*id), json!(p))).collect()
+        let tokens: Vec<String> = choices.iter().map(|c| self.0.token_or_bytes(c.id)).collect();
+        let top = |c: &ChosenToken| {
+            let mut all = Map::new();
+            for (id, p) in &c.top {
+                // Two tokens may have one text.
+                let text = Some(self.0.token_or_bytes(*id)).filter(|text| !all.contains_key(text));
+                all.insert(text.unwrap_or_else(|| self.0.tokenizer.name(*id)), json!(p));
+            }
+            all
         };
         json!({
             "tokens": tokens,
@@ -102,7 +108,7 @@ impl AnswerWriter for ChatAnswer {
                 true => ("message", self.message(index, answer)),
                 false => ("text", answer.text().into()),
             };
-            let logprobs = self.logprobs(&answer.choices, 0);
+            let logprobs = self.logprobs(&answer.choices, &TextPlace::default());
             json!({"index": index, key: content, "logprobs": logprobs, "finish_reason": reason_name(answer)})
         };
         let choices = all.iter().enumerate().map(choice).collect();
@@ -124,7 +130,7 @@ impl AnswerWriter for ChatAnswer {
         part: &AnswerPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
-        let logprobs = token.map_or(Value::Null, |t| self.logprobs(std::slice::from_ref(t.choice), t.offset));
+        let logprobs = token.map_or(Value::Null, |t| self.logprobs(std::slice::from_ref(t.choice), t.place));
         let content = match part {
             AnswerPart::Text(text) if self.is_chat() => json!({"content": text}),
             AnswerPart::Text(text) => text.as_str().into(),
@@ -170,4 +176,21 @@ fn usage_json(counts: AnswerCounts) -> Value {
         "prompt_tokens_details": {"cached_tokens": usage.reused},
         "completion_tokens_details": {"reasoning_tokens": counts.thoughts},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer_header::tests::header_of;
+    use super::*;
+
+    #[test]
+    fn fragments_of_a_character_have_its_offset_and_names_of_their_own() {
+        let writer = ChatAnswer(header_of(Api::Completion, &[b"a", b"\xf0\x9f", b"\x98\x80", b"b", b"b"]));
+        let top = vec![(1, -0.5), (2, -1.0), (3, -2.0), (4, -3.0)];
+        let choices = [0, 1, 2, 3].map(|id| ChosenToken { id, logprob: Some(-0.5), top: top.clone() });
+        let got = writer.logprobs(&choices, &TextPlace::default());
+        assert_eq!(got["text_offset"], json!([0, 1, 1, 2]));
+        assert_eq!(got["tokens"], json!(["a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x80", "b"]));
+        assert_eq!(got["top_logprobs"][0].as_object().unwrap().len(), 4);
+    }
 }

@@ -8,11 +8,14 @@ mod anthropic_answer;
 mod chat_answer;
 mod responses_answer;
 
-pub use answer_header::AnswerHeader;
+pub use answer_header::{AnswerHeader, TextPlace};
 pub use answer_parts::{AnswerCounts, ChoiceAnswer};
 pub use answer_writer::{AnswerWriter, PlacedToken};
 
 use super::api::Api;
+
+#[cfg(test)]
+pub use answer_header::tests;
 
 /// Returns the writer of an answer in the form of its API.
 pub fn writer(header: AnswerHeader) -> Box<dyn AnswerWriter> {

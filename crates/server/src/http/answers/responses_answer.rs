@@ -4,7 +4,7 @@ use super::answer_blocks::{BlockKind, BlockStep, Blocks};
 use super::answer_header::AnswerHeader;
 use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use super::answer_writer::{AnswerWriter, PlacedToken, add_text, event};
-use crate::batching::EndReason;
+use crate::batching::{ChosenToken, EndReason};
 use crate::http::api_error::ApiError;
 use crate::tool_calls::{AnswerPart, ToolCall};
 use serde_json::{Value, json};
@@ -17,12 +17,14 @@ pub struct ResponsesAnswer {
     /// Items that were begun.
     items: Vec<Value>,
     blocks: Blocks,
+    /// Probabilities of tokens whose text is held back.
+    held: Vec<Value>,
 }
 
 impl ResponsesAnswer {
     /// Makes the writer of an answer.
     pub fn new(header: AnswerHeader) -> ResponsesAnswer {
-        ResponsesAnswer { header, events: 0, items: Vec::new(), blocks: Blocks::default() }
+        ResponsesAnswer { header, events: 0, items: Vec::new(), blocks: Blocks::default(), held: Vec::new() }
     }
 
     /// Returns the response as it stands, with the fields `more`.
@@ -102,15 +104,14 @@ impl ResponsesAnswer {
         vec![added, self.part_event("response.content_part.added", json!({"part": part}))]
     }
 
-    /// Adds text to the open item, whose token is `token` where its probability is wanted.
-    fn add(&mut self, text: &str, token: Option<PlacedToken<'_>>) -> Vec<String> {
-        let logprobs =
-            token.map(|t| self.header.logprobs(std::slice::from_ref(t.choice))).unwrap_or_default();
+    /// Adds text to the open item, and probabilities to a text.
+    fn add(&mut self, text: &str) -> Vec<String> {
         let last = self.last();
         let part = &mut self.items[last]["content"][0];
         add_text(&mut part["text"], text);
         match part.get_mut("logprobs").and_then(Value::as_array_mut) {
             Some(all) => {
+                let logprobs = std::mem::take(&mut self.held);
                 all.extend(logprobs.clone());
                 let fields = json!({"delta": text, "logprobs": logprobs});
                 vec![self.part_event("response.output_text.delta", fields)]
@@ -184,10 +185,11 @@ impl AnswerWriter for ResponsesAnswer {
 
     fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
-        answer.parts.iter().for_each(|part| drop(self.part(0, answer, part, None)));
-        if self.blocks.open() == Some(BlockKind::Text) {
-            let last = self.last();
-            self.items[last]["content"][0]["logprobs"] = self.header.logprobs(&answer.choices).into();
+        for (i, part) in answer.parts.iter().enumerate() {
+            let own = answer.choices.iter().zip(&answer.places).filter(|(_, place)| **place == i);
+            let own: Vec<ChosenToken> = own.map(|(choice, _)| choice.clone()).collect();
+            self.held.extend(self.header.logprobs(&own));
+            self.part(0, answer, part, None);
         }
         self.end(0, answer);
         self.finished(answer, counts).1
@@ -206,10 +208,11 @@ impl AnswerWriter for ResponsesAnswer {
         part: &AnswerPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
+        self.held.extend(token.iter().flat_map(|t| self.header.logprobs(std::slice::from_ref(t.choice))));
         let steps = self.blocks.add(part).into_iter();
         let events = |step| match step {
             BlockStep::Begin(kind) => self.begin_item(kind),
-            BlockStep::Add(text) => self.add(&text, token),
+            BlockStep::Add(text) => self.add(&text),
             BlockStep::End(kind) => self.end_item(kind, "completed"),
             BlockStep::Call(call) => self.add_call(call),
         };
