@@ -46,6 +46,8 @@ const MAX_MESSAGE: usize = 200;
 const LARGEST: f64 = 1e18;
 /// Largest bound of a text's length that is kept: in a text with a bound, each character takes 5 kB of the automaton.
 const MAX_LENGTH: f64 = 2000.0;
+/// Most digits in a row of a number that may end: no double or 64-bit integer needs more.
+const MAX_DIGITS: usize = 20;
 /// Most values that lists of property names may add to a schema.
 const MAX_NAMED: usize = 20_000;
 /// Formats of texts that the library knows.
@@ -197,7 +199,7 @@ impl KeptGrammars {
             ..SHARED_AUTOMATON => prepared.deep_clone(),
             _ => prepared.clone(),
         };
-        Ok(AnswerGrammar { parser, time: SPARE_TIME })
+        Ok(AnswerGrammar { parser, time: SPARE_TIME, digits: 0 })
     }
 }
 
@@ -249,6 +251,8 @@ pub struct AnswerGrammar {
     parser: TokenParser,
     /// Time that masks may still take.
     time: Duration,
+    /// Digits in a row at the end of the answer so far.
+    digits: usize,
 }
 
 impl AnswerGrammar {
@@ -256,7 +260,7 @@ impl AnswerGrammar {
     pub fn another(&self) -> AnswerGrammar {
         let is_small = automaton(&self.parser).is_ok_and(|bytes| bytes < SHARED_AUTOMATON);
         let parser = if is_small { self.parser.deep_clone() } else { self.parser.clone() };
-        AnswerGrammar { parser, time: self.time }
+        AnswerGrammar { parser, time: self.time, digits: self.digits }
     }
 
     /// Returns the tokens that may come next; those that end the answer where it is complete.
@@ -274,7 +278,22 @@ impl AnswerGrammar {
         // Others wait for the masks of all.
         let left = (self.time + MASK_TIME).checked_sub(started.elapsed());
         self.time = left.ok_or("it takes too much time for a token")?.min(SPARE_TIME);
-        Ok(mask)
+        Ok(if self.digits < MAX_DIGITS { mask } else { self.without_digits(mask) })
+    }
+
+    /// Returns the tokens that may come next behind many digits: in a number those that end it, if there are any.
+    fn without_digits(&self, mask: SimpleVob) -> SimpleVob {
+        let first = |id: u32| self.parser.token_env.tok_trie().token(id).first().copied().unwrap_or_default();
+        let is_number =
+            |byte: u8| b"0123456789.eE,]}) \t\r\n<".contains(&byte) || byte == TokTrie::SPECIAL_TOKEN_MARKER;
+        let is_text = mask.iter().any(|id| !is_number(first(id)));
+        let digits: Vec<u32> = mask.iter().filter(|id| first(*id).is_ascii_digit()).collect();
+        if is_text || digits.len() == mask.num_set() {
+            return mask;
+        }
+        let mut ended = mask;
+        digits.into_iter().for_each(|id| ended.disallow_token(id));
+        ended
     }
 
     /// Takes the chosen token.
@@ -283,6 +302,9 @@ impl AnswerGrammar {
     /// The token does not fit.
     pub fn accept(&mut self, id: u32) -> Result<(), String> {
         let parser = &mut self.parser;
+        let bytes = parser.token_env.tok_trie().token(id);
+        let digits = bytes.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        self.digits = if digits == bytes.len() { self.digits + digits } else { digits };
         catch_panics(|| {
             parser
                 .consume_token(id)
@@ -714,6 +736,28 @@ pub(crate) mod tests {
         let deep = (0..60)
             .fold(json!({}), |inner, _| json!({"propertyNames": names, "additionalProperties": inner}));
         assert!(prepared(&deep).is_err());
+    }
+
+    #[test]
+    fn digits_of_numbers_end_and_those_of_texts_go_on() {
+        let (most, more) = ("3".repeat(MAX_DIGITS), "3".repeat(MAX_DIGITS + 1));
+        let number = |digits: &str| format!("-{digits}.{digits}e{digits}");
+        allows(
+            &json!({"type": "number"}),
+            &[&number(&most)],
+            &[&more, &format!("0.{more}"), &format!("1e{more}")],
+        );
+        allows(&json!({"type": "integer"}), &[&most], &[&more]);
+        allows(
+            &json!({"type": "object"}),
+            &[&format!("{{\"{more}\": [{most}, {most}, \"{more}\"]}}")],
+            &[&format!("{{\"a\": {more}}}"), &format!("{{\"a\": [{more}]}}")],
+        );
+        let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
+        allows(&text("^[0-9]+$"), &[&format!("\"{more}\"")], &[]);
+        allows(&text("^[0-9]{21}$"), &[&format!("\"{more}\"")], &[]);
+        let tenths = json!({"type": "integer", "multipleOf": 10});
+        allows(&tenths, &[&format!("{most}0")], &[&format!("{most}00")]);
     }
 
     #[test]
