@@ -100,8 +100,10 @@ async fn prepared<T: Send + 'static>(
     }
 }
 
+/// Returns the description of a model, with the fields of both OpenAI's and Anthropic's API.
 fn model_json(app: &App, id: &str) -> Value {
-    let mut value = json!({"id": id, "object": "model", "created": app.created, "owned_by": "anemoe"});
+    let mut value = json!({"id": id, "object": "model", "created": app.created, "owned_by": "anemoe", "type": "model",
+        "display_name": id, "created_at": date_time(app.created)});
     if let Some(model) = app.models.open_models().iter().find(|model| model.id == id) {
         value["max_model_len"] = model.model.chain().model.max_context.into();
     }
@@ -110,16 +112,42 @@ fn model_json(app: &App, id: &str) -> Value {
 
 pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     let all: Vec<Value> = app.models.ids().map(|id| model_json(&app, id)).collect();
-    Json(json!({"object": "list", "data": all}))
+    let ends = [all.first(), all.last()].map(|model| model.map(|model| model["id"].clone()));
+    Json(json!({"object": "list", "data": all, "has_more": false, "first_id": ends[0], "last_id": ends[1]}))
 }
 
-pub async fn model(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+/// Returns a time, in seconds since 1970, as RFC 3339 writes it.
+fn date_time(seconds: u64) -> String {
+    // Years that begin in March, of eras of 400 years: the day of a leap year is the last one.
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, (month + 2) % 12 + 1);
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Returns the API in whose form a path without one of its own answers a fault.
+fn api_of(path: &str, headers: &HeaderMap) -> Api {
+    let is_anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
+    if is_anthropic || headers.contains_key("anthropic-version") { Api::Messages } else { Api::Chat }
+}
+
+pub async fn model(
+    State(app): State<Arc<App>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Response> {
     let id = uri.path().strip_prefix("/v1/models/").unwrap_or_default();
     // Bytes that are no text become replacement characters.
     let id = percent_encoding::percent_decode_str(id).decode_utf8_lossy();
     if !app.models.ids().any(|known| known == id) {
         let what = format!("there is no model `{}`", id.escape_debug());
-        return Err(ApiError::new(StatusCode::NOT_FOUND, what).with_code("model_not_found"));
+        let error = ApiError::new(StatusCode::NOT_FOUND, what).with_code("model_not_found");
+        return Err(error.response(api_of(uri.path(), &headers)));
     }
     Ok(Json(model_json(&app, &id)))
 }
@@ -167,7 +195,7 @@ pub async fn page() -> Response {
     (headers, PAGE).into_response()
 }
 
-pub async fn nothing_here(uri: Uri) -> ApiError {
+pub async fn nothing_here(uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path();
     let what = match meant_path(path) {
         None => "there is nothing at this path; this is OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, \
@@ -175,11 +203,12 @@ pub async fn nothing_here(uri: Uri) -> ApiError {
             .to_string(),
         Some(meant) => format!("there is nothing at {}; {meant} is", path.escape_debug()),
     };
-    ApiError::new(StatusCode::NOT_FOUND, what)
+    ApiError::new(StatusCode::NOT_FOUND, what).response(api_of(path, &headers))
 }
 
-pub async fn wrong_method() -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+pub async fn wrong_method(uri: Uri, headers: HeaderMap) -> Response {
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method");
+    error.response(api_of(uri.path(), &headers))
 }
 
 const PATHS: &str = "/ /health /metrics /v1 /v1/chat/completions /v1/completions /v1/embeddings /v1/messages \
@@ -202,7 +231,7 @@ fn known_path(path: &str) -> &'static str {
 pub async fn authorize_and_log(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let path = known_path(request.uri().path());
-    let api = if path.starts_with("/v1/messages") { Api::Messages } else { Api::Chat };
+    let api = api_of(request.uri().path(), request.headers());
     let method = request.method().clone();
     let cors = app.origins.headers(request.headers());
     let is_open = matches!(path, "/" | "/health");
@@ -231,6 +260,10 @@ pub async fn authorize_and_log(State(app): State<Arc<App>>, request: Request, ne
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batching::BatchLimits;
+    use crate::http::access::{ApiKeys, Hosts, Origins};
+    use crate::http::{Models, OpenBundle, ServerSettings};
+    use tokio::sync::Semaphore;
 
     #[test]
     fn paths_of_wrong_base_urls_are_told() {
@@ -243,6 +276,82 @@ mod tests {
             ("/", None),
         ] {
             assert_eq!(meant_path(path), meant);
+        }
+    }
+
+    fn app() -> Arc<App> {
+        let second = Duration::from_secs(1);
+        let settings = ServerSettings {
+            keys: Vec::new(),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            shows_thoughts: true,
+            most_answers: 1,
+            max_tokens: None,
+            max_body: 1,
+            max_connections: 1,
+            request_timeout: second,
+            body_timeout: second,
+            grace: second,
+        };
+        let limits = BatchLimits { sequences: 1, queue: 1, prefixes: 0, stall: second };
+        let open = || -> OpenBundle { Box::new(|| unreachable!("no test opens a bundle")) };
+        let bundles = vec![("a".to_string(), open()), ("b".to_string(), open())];
+        Arc::new(App {
+            keys: ApiKeys::new(&[]),
+            hosts: Hosts::new(&[]),
+            origins: Origins::new(Vec::new()),
+            created: 1_709_210_096,
+            large: Semaphore::new(1),
+            settings,
+            models: Models::new(bundles, 1, None, limits),
+        })
+    }
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn models_have_the_fields_of_both_apis() {
+        let Json(all) = run(models(State(app())));
+        assert_eq!(
+            (&all["has_more"], &all["first_id"], &all["last_id"]),
+            (&json!(false), &json!("a"), &json!("b"))
+        );
+        let Json(one) = run(model(State(app()), Uri::from_static("/v1/models/b"), HeaderMap::new())).unwrap();
+        let anthropic = [&one["type"], &one["display_name"], &one["created_at"]];
+        assert_eq!(anthropic, ["model", "b", "2024-02-29T12:34:56Z"]);
+        assert_eq!((&one, &one["object"]), (&all["data"][1], &json!("model")));
+        for (seconds, date) in [(0, "1970-01-01"), (951_868_800, "2000-03-01"), (1_735_689_599, "2024-12-31")]
+        {
+            assert!(date_time(seconds).starts_with(date), "{}", date_time(seconds));
+        }
+    }
+
+    #[test]
+    fn faults_of_paths_have_the_form_of_their_api() {
+        let versioned =
+            || HeaderMap::from_iter([("anthropic-version".parse().unwrap(), "2023-06-01".parse().unwrap())]);
+        let missing =
+            |headers| run(model(State(app()), Uri::from_static("/v1/models/nope"), headers)).unwrap_err();
+        let nothing = |path| run(nothing_here(Uri::from_static(path), HeaderMap::new()));
+        let wrong = |path| run(wrong_method(Uri::from_static(path), HeaderMap::new()));
+        for (response, status, is_anthropic) in [
+            (missing(versioned()), 404, true),
+            (missing(HeaderMap::new()), 404, false),
+            (nothing("/v1/messages/batches"), 404, true),
+            (nothing("/v1/messagesx"), 404, false),
+            (wrong("/v1/messages"), 405, true),
+            (wrong("/v1/responses"), 405, false),
+        ] {
+            assert_eq!(response.status(), status);
+            let bytes = run(axum::body::to_bytes(response.into_body(), 1 << 20)).unwrap();
+            let error: Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(
+                (error["type"] == "error", error["error"]["message"].is_string()),
+                (is_anthropic, true)
+            );
         }
     }
 
