@@ -25,7 +25,19 @@ impl Api {
             (Api::Messages, "max_completion_tokens") => "max_tokens",
             (Api::Messages, "stop") => "stop_sequences",
             (Api::Messages, "response_format") => "output_config.format",
+            (Api::Messages, "reasoning_effort") => "output_config.effort",
             _ => name,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Api;
+
+    #[test]
+    fn fields_have_the_names_of_their_api() {
+        let names = [Api::Chat, Api::Responses, Api::Messages].map(|api| api.field("reasoning_effort"));
+        assert_eq!(names, ["reasoning_effort", "reasoning.effort", "output_config.effort"]);
     }
 }

@@ -144,7 +144,10 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
             }
             ("tool_result", "user") => {
                 let content = block.get("content").filter(|content| !content.is_null());
-                let content = content.map_or(Ok(String::new()), |content| texts(content, true))?;
+                let mut content = content.map_or(Ok(String::new()), |content| texts(content, true))?;
+                if content.is_empty() && block["is_error"] == true {
+                    content.push_str("error");
+                }
                 messages
                     .push(json!({"role": "tool", "tool_call_id": field("tool_use_id")?, "content": content}));
             }
@@ -270,6 +273,22 @@ mod tests {
             (&got[3]["content"], &got[4]["content"]),
             (&json!("r[image, which this model cannot read]"), &json!("and"))
         );
+    }
+
+    #[test]
+    fn a_result_without_text_says_that_a_tool_failed() {
+        for (content, is_error, says) in [
+            (json!(""), true, "error"),
+            (json!([]), true, "error"),
+            (json!(null), true, "error"),
+            (json!("r"), true, "r"),
+            (json!(""), false, ""),
+        ] {
+            let result =
+                json!({"type": "tool_result", "tool_use_id": "1", "content": content, "is_error": is_error});
+            let got = messages(json!([{"role": "user", "content": [result]}])).unwrap();
+            assert_eq!(got[1]["content"], says, "{content}");
+        }
     }
 
     #[test]
