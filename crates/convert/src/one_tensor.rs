@@ -87,8 +87,8 @@ impl TensorJob<'_> {
     /// Compresses the tensor.
     ///
     /// # Errors
-    /// The shape does not fit the operation, the importances do not fit the input channels, or a value is not finite or
-    /// does not fit fp16.
+    /// The shape does not fit the operation, the importances do not fit the input channels or are no masses, or a value is
+    /// not finite or does not fit fp16.
     pub fn run(&self) -> Result<CompressedTensor> {
         let usage = |what: String| Err(Error::usage(format!("tensor `{}`: {what}", self.name)));
         let (rows, cols, spatial) = match (self.op, self.shape) {
@@ -120,16 +120,15 @@ impl TensorJob<'_> {
         let channels = cols / spatial;
         let importance: Option<Vec<f32>> = match self.importance {
             None => None,
+            Some(m) if m.iter().any(|v| !v.is_finite() || *v < 0.0) => {
+                return usage("an importance is negative or no number".into());
+            }
             Some(m) if m.len() == channels => {
                 Some(m.iter().flat_map(|&v| std::iter::repeat_n(v, spatial)).collect())
             }
             Some(m) => return usage(format!("{} importances for {channels} input channels", m.len())),
         };
-        // A block of input channels holds their whole kernels.
-        let mut quant = MatrixQuant::resolve(self.kind, self.groups, rows, channels);
-        if quant.kind.has_blocks() {
-            quant.group *= spatial;
-        }
+        let quant = MatrixQuant::resolve_kernels(self.kind, self.groups, rows, (channels, spatial));
         let transposed;
         let values = match self.op {
             WeightOp::MatMul => {

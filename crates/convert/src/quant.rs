@@ -292,11 +292,23 @@ impl MatrixQuant {
     /// Resolves `kind` for a matrix of `rows` x `cols`: the group is the largest divisor that is at most the
     /// wanted size, and a matrix whose tables or scales would cost more than they save stays fp16.
     pub fn resolve(kind: Quant, groups: Groups, rows: usize, cols: usize) -> MatrixQuant {
+        MatrixQuant::resolve_kernels(kind, groups, rows, (cols, 1))
+    }
+
+    /// Resolves `kind` like [`MatrixQuant::resolve`] for `rows` of `taps` weights for each input channel. A block of input
+    /// channels holds their whole kernels.
+    pub fn resolve_kernels(
+        kind: Quant,
+        groups: Groups,
+        rows: usize,
+        (channels, taps): (usize, usize),
+    ) -> MatrixQuant {
+        let cols = channels * taps;
         let group = match kind {
             Quant::Fp16 => return MatrixQuant::FP16,
             Quant::Lut { per_tensor: true, .. } => rows,
             Quant::Lut { .. } => largest_divisor(rows, groups.rows),
-            _ if kind.has_blocks() => largest_divisor(cols, groups.block),
+            _ if kind.has_blocks() => largest_divisor(channels, groups.block) * taps,
             Quant::Int { .. } | Quant::Mxfp4 => 0,
         };
         let quant = MatrixQuant { kind, group };
@@ -414,6 +426,12 @@ mod tests {
         let groups = Groups::default();
         assert_eq!(MatrixQuant::resolve(lut4, groups, 704, 2816).group, 32);
         assert_eq!(MatrixQuant::resolve(lut4, groups, 48, 64).group, 24);
+        // A depthwise kernel of nine taps is worth a scale of its own, one tap is not; blocks hold whole kernels.
+        let int8: Quant = "int8-channel".parse().unwrap();
+        assert_eq!(MatrixQuant::resolve_kernels(int8, groups, 96, (1, 9)).kind, int8);
+        assert_eq!(MatrixQuant::resolve_kernels(int8, groups, 96, (1, 1)), MatrixQuant::FP16);
+        let block: Quant = "int4-block".parse().unwrap();
+        assert_eq!(MatrixQuant::resolve_kernels(block, groups, 96, (64, 9)).group, 32 * 9);
         // Every row would have a table.
         let stays = MatrixQuant::resolve(lut4, groups, 37, 4096);
         assert_eq!(stays, MatrixQuant::FP16);

@@ -299,6 +299,12 @@ fn sequences_and_images_have_their_types() {
     assert_eq!(f.op("resize", "j", resized(&[1, 9, 0], 2)).map(shapes).unwrap(), ["Some([2, 3, 9, 6])"]);
     assert!(refused(f.op("resize", "k", resized(&[9], 2))).contains("2 resized_dims of a shape of length 1"));
 
+    // coremltools writes this factor as uint32.
+    let pixels = f.input("pixels", fp16(&[1, 2, 4, 6])).unwrap();
+    let factor = Value::bytes(DataType::UInt32, &[], 2u32.to_le_bytes().to_vec());
+    let apart = vec![("x", Arg::from(&pixels)), ("downscale_factor", factor.into())];
+    assert_eq!(f.op("pixel_unshuffle", "o", apart).map(shapes).unwrap(), ["Some([1, 8, 2, 3])"]);
+
     let (boxes, scores) =
         (f.input("boxes", fp16(&[2, 4, 9])).unwrap(), f.input("scores", fp16(&[2, 3, 9])).unwrap());
     let best = |boxes: &Var| {

@@ -306,10 +306,14 @@ mod tests {
 
     /// Writes a package that computes `y = x * w` for `w [64, 48]`.
     fn package(dir: &Path, opset: Opset) -> Package {
+        package_of(dir, opset, &|i| ((i * 37 % 101) as f32 - 50.0) / 50.0)
+    }
+
+    /// Writes a package like [`package`], with these weights.
+    fn package_of(dir: &Path, opset: Opset, weight: &dyn Fn(usize) -> f32) -> Package {
         let path = dir.join(format!("{opset}.mlpackage"));
         let mut writer = PackageWriter::create(&path).unwrap();
-        let values = (0..64 * 48).map(|i| f16::from_f32(((i * 37 % 101) as f32 - 50.0) / 50.0));
-        let bytes: Vec<u8> = values.flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: Vec<u8> = (0..64 * 48).flat_map(|i| f16::from_f32(weight(i)).to_le_bytes()).collect();
         let offset = writer.weights().append(DataType::Float16, 64 * 48, &bytes).unwrap();
         let mut f = FunctionBuilder::new(opset);
         let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, 64])).unwrap();
@@ -356,6 +360,15 @@ mod tests {
         assert_eq!((weight.name.as_str(), weight.shape.as_slice()), ("w", &[64, 48][..]));
         let user = &weight.users[0];
         assert_eq!((user.op_type.as_str(), user.param.as_str(), user.transposes), ("matmul", "y", false));
+    }
+
+    #[test]
+    fn masks_stay_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let mask = |i: usize| if i % 48 > i / 48 { f32::NEG_INFINITY } else { 0.0 };
+        let package = package_of(dir.path(), Opset::CoreML8, &mask);
+        let reports = run(&package, quantized("int8-channel"), &dir.path().join("out.mlpackage")).unwrap();
+        assert_eq!((reports[0].kind.as_str(), reports[0].after), ("dense", reports[0].before));
     }
 
     #[test]

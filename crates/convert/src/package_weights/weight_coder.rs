@@ -162,6 +162,10 @@ impl WeightCoder<'_> {
                 return refuse(format!("{kind} for a package of iOS16 or iOS17: {why}"));
             }
         }
+        // Tables and scales are fp16. Masks have such values.
+        if values.iter().any(|v| f16::from_f32(*v).is_infinite() || v.is_nan()) {
+            return Ok((Vec::new(), WeightReport::dense(value, values.len())));
+        }
         let (shape, mut values) = weight.by_channels(values)?;
         let whole = values.clone();
         let scales = match (job.form, kind) {
@@ -201,7 +205,7 @@ impl WeightCoder<'_> {
                     ..WeightReport::dense(value, values.len())
                 };
                 match c.quant.kind {
-                    Quant::Fp16 => return Ok((Vec::new(), report)),
+                    Quant::Fp16 => return Ok((Vec::new(), WeightReport::as_it_is(value, values.len()))),
                     Quant::Lut { bits, .. } => {
                         let decoded = match scales {
                             Some(_) => c.decode()?.iter().map(|v| v.to_f32()).collect(),

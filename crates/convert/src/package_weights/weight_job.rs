@@ -77,8 +77,8 @@ pub struct WeightReport {
     pub function: String,
     /// Name of the constant.
     pub name: String,
-    /// Kind; `fp16` for a weight whose tables would cost more than they save, `dense` for one to which the rule does not apply: both
-    /// stay.
+    /// Kind; `fp16` or `fp32` for a weight whose tables would cost more than they save, `dense` for one to which the rule does not
+    /// apply or whose values fp16 does not hold: all of these stay.
     pub kind: String,
     /// Bytes before.
     pub before: u64,
@@ -94,6 +94,11 @@ impl WeightReport {
         let before = n as u64 * element_bytes(value);
         let (function, name) = (String::new(), String::new());
         WeightReport { function, name, kind: "dense".into(), before, after: before, relative_mse: 0.0 }
+    }
+
+    /// Makes the report of a weight of `n` elements whose tables or scales would cost more than they save.
+    pub(super) fn as_it_is(value: &Value, n: usize) -> WeightReport {
+        WeightReport { kind: format!("fp{}", 8 * element_bytes(value)), ..WeightReport::dense(value, n) }
     }
 }
 

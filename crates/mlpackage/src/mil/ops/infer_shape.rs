@@ -360,7 +360,7 @@ pub(super) fn range_1d(c: &Context<'_>) -> Inferred {
 /// Infers the type of an op that moves blocks of `param` x `param` elements from channels to space (`to_space`) or back.
 fn rearranged(c: &Context<'_>, param: &str, to_space: bool) -> Inferred {
     let x = c.tensor("x")?;
-    let block = u64::try_from(c.int(param, 0)?).ok().filter(|b| (1..=65536).contains(b));
+    let block = Some(c.count(param)? as u64).filter(|b| (1..=65536).contains(b));
     let block = block.ok_or_else(|| format!("parameter `{param}` must be a positive constant"))?;
     if x.rank() != 4 {
         return Err(format!("input of rank {}, expected 4", x.rank()));
