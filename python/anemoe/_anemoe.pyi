@@ -42,6 +42,17 @@ class Job:
         scaled: bool,
     ) -> Job: ...
     @staticmethod
+    def tables(
+        function: str,
+        name: str,
+        bits: int,
+        indices: np.ndarray,
+        lut: np.ndarray,
+        vector_axis: Optional[int],
+        scale: np.ndarray,
+        relative_mse: float,
+    ) -> Job: ...
+    @staticmethod
     def threshold(function: str, name: str, threshold: float, least: float) -> Job: ...
     @staticmethod
     def share(function: str, name: str, share: float, size: int, axis: int) -> Job: ...

@@ -73,6 +73,13 @@ def _op_config(config: Any, kind: Optional[str] = None) -> Optional[_Config]:
     if unknown:
         raise ValueError(f"{kind} has no '{unknown[0]}'; it has {', '.join(_DEFAULTS[kind])}")
     fields = {**_DEFAULTS[kind], **given}
+    for name in ("weight_threshold", "target_sparsity"):
+        value = fields.get(name)
+        if value is not None and not (_is_number(value) and value >= 0):
+            raise ValueError(f"{kind}: expected {name} from 0, got {value!r}")
+    ratio = fields.get("n_m_ratio")
+    if ratio is not None and not (isinstance(ratio, (list, tuple)) and len(ratio) == 2):
+        raise ValueError(f"{kind}: expected an n_m_ratio of two numbers n <= m, got {ratio!r}")
     if "mode" in fields:
         fields["mode"] = str(fields["mode"]).lower()
     if "granularity" in fields:  # coremltools' is an enum
@@ -82,6 +89,10 @@ def _op_config(config: Any, kind: Optional[str] = None) -> Optional[_Config]:
     if isinstance(fields.get("block_size"), (list, tuple)):
         fields["block_size"] = tuple(fields["block_size"])
     return _Config(kind, tuple(fields.items()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _guess(fields: Dict[str, Any]) -> str:
@@ -169,7 +180,7 @@ def _pruned(config: _Config, function: str, name: str, shape: List[int], users: 
     """Returns the job of a pruned weight; None where it stays."""
     if config.kind == "OpThresholdPrunerConfig":
         for field in ("threshold", "minimum_sparsity_percentile"):
-            if not isinstance(config[field], (int, float)) or not config[field] >= 0:
+            if not _is_number(config[field]) or not config[field] >= 0:
                 raise ValueError(f"{config.kind}: expected {field} from 0, got {config[field]!r}")
         return _anemoe.Job.threshold(function, name, float(config["threshold"]), float(config["minimum_sparsity_percentile"]))
     share, size, ratio = config["target_sparsity"], config["block_size"], config["n_m_ratio"]
@@ -183,12 +194,12 @@ def _pruned(config: _Config, function: str, name: str, shape: List[int], users: 
     if has_structure and not named and any(u[0] not in ("conv", "linear") or u[2] != "weight" for u in users):
         return None
     if ratio is not None:
-        n, m = (_count(config, "n_m_ratio", v) for v in ratio) if len(ratio) == 2 else (2, 1)
+        n, m = (_count(config, "n_m_ratio", v) for v in ratio)
         if n > m:
             raise ValueError(f"{config.kind}: expected an n_m_ratio of two numbers n <= m, got {ratio!r}")
         return _anemoe.Job.neighbours(function, name, n, m, axis)
-    if not 0 <= share < 1:
-        raise ValueError(f"{config.kind}: expected target_sparsity from 0 and below 1, got {share!r}")
+    if not 0 <= share <= 1:
+        raise ValueError(f"{config.kind}: expected target_sparsity from 0 to 1, got {share!r}")
     size = 1 if size is None else _count(config, "block_size", size)
     return None if share == 0 else _anemoe.Job.share(function, name, float(share), size, axis)
 
@@ -311,7 +322,7 @@ def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[
         these inputs, instead of their weights.
 
     Returns a coremltools MLModel for one, else a Model. `compression` of either lists what was done: name, kind, bytes before and
-    after, and relative error of each weight.
+    after, and relative error of each weight. The result keeps the model's function, precision, compute units and optimization hints.
     """
     choice = _Choice(config)
     source = _source(model, weights_dir)
@@ -347,11 +358,14 @@ def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[
     output = os.path.expanduser(os.fspath(output))
     report = _anemoe.compress(*source, output, jobs, runner, samples, for_samples)
     if hasattr(model, "get_spec") and not isinstance(model, Model):
-        result = type(model)(output, skip_model_load=True)
+        kept = {"compute_units": model.compute_unit, "function_name": model.function_name, "optimization_hints": model.optimization_hints}
+        result = type(model)(output, skip_model_load=True, **kept)
         result._anemoe_folder = folder
-    elif folder is not None:
-        result = _Temporary(folder, output)
     else:
-        result = Model(output)
+        kept = {}
+        if isinstance(model, Model):
+            kept = {"function": model.function_name, "precision": model._precision, "compute_units": model._compute_unit}
+            kept["optimization_hints"] = model.optimization_hints
+        result = Model(output, **kept) if folder is None else _Temporary(folder, output, **kept)
     result.compression = [dict(zip(("name", "kind", "before", "after", "relative_mse"), row)) for row in report]
     return result

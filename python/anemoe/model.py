@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import shutil
 import tempfile
+import uuid
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -12,6 +15,7 @@ import numpy as np
 
 from . import _anemoe
 
+_Path = Union[str, "os.PathLike[str]"]
 # Modes of PIL images by color space, as coremltools takes them.
 _MODES = {"RGB": "RGB", "BGR": "RGB", "GRAYSCALE": "L", "GRAYSCALE_FLOAT16": "F"}
 # Where a model in memory seems to lie when no folder of weights is given.
@@ -81,12 +85,18 @@ class _Descriptions(Mapping[str, str]):
 
     def __init__(self, features: Sequence[Feature]):
         self._features = {f.name: f for f in features}
+        #: Words that replace the author's.
+        self.new: Dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
         if name not in self._features:
             raise KeyError(f"No feature with name {name}.")
         feature = self._features[name]
-        return feature.short_description or str(feature)
+        return self.new.get(name, feature.short_description) or str(feature)
+
+    def __setitem__(self, name: str, words: str) -> None:
+        self[name]
+        self.new[name] = _text(words)
 
     def __iter__(self):
         return iter(self._features)
@@ -98,10 +108,50 @@ class _Descriptions(Mapping[str, str]):
         return f"Features({','.join(self)})"
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {type(value).__name__}")
+    return value
+
+
+def _metadata(field: str, doc: str) -> property:
+    """Makes the property of a field of the metadata; a new value is in the specification that `get_spec` and `save` make."""
+
+    def change(self: "Model", value: str) -> None:
+        self._metadata[field] = _text(value)
+
+    return property(lambda self: self._metadata.get(field, ""), change, doc=doc)
+
+
+def _write_package(path: str, spec: bytes, weights_dir: Optional[str]) -> None:
+    """Writes a package of a specification and a folder of weights."""
+    author, items = "com.apple.CoreML", {}
+    folder = os.path.join(path, "Data", author)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "model.mlmodel"), "wb") as file:
+        file.write(spec)
+    parts = [("model.mlmodel", "CoreML Model Specification")]
+    if weights_dir is not None:
+        shutil.copytree(weights_dir, os.path.join(folder, "weights"))
+        parts.append(("weights", "CoreML Model Weights"))
+    for name, words in parts:
+        items[str(uuid.uuid4()).upper()] = {"author": author, "description": words, "name": name, "path": f"{author}/{name}"}
+    manifest = {"fileFormatVersion": "1.0.0", "itemInfoEntries": items, "rootModelIdentifier": next(iter(items))}
+    with open(os.path.join(path, "Manifest.json"), "w") as file:
+        json.dump(manifest, file, indent=4)
+
+
+def _root_model(package: str) -> str:
+    """Returns the path of a package's specification, which its manifest names."""
+    with open(os.path.join(package, "Manifest.json"), encoding="utf-8") as file:
+        manifest = json.load(file)
+    return os.path.join(package, "Data", manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"])
+
+
 def _source(model: Any, weights_dir: Optional[str] = None) -> Tuple[str, Optional[bytes]]:
     """Returns the path of a model, or the place and the bytes of one that is in memory."""
     if isinstance(model, Model):
-        return model._source
+        return model._current()
     if isinstance(model, (str, os.PathLike)):
         return os.path.expanduser(os.fspath(model)), None
     if hasattr(model, "get_spec"):
@@ -168,8 +218,8 @@ def _convert(feature: Feature, value: Any) -> np.ndarray:
 def _planes(feature: Feature, value: Any) -> np.ndarray:
     """Makes (1, channels, height, width) of a PIL image, of uint8 pixels (height, width[, channels]), or takes planes as they are."""
     name, mode = feature.name, _MODES[feature.color_space or "RGB"]
-    pixels = np.asarray(value)
-    if hasattr(value, "mode"):
+    pixels = _to_numpy(value)
+    if isinstance(getattr(value, "mode", None), str):  # of a tensor it is a method
         if value.mode != mode:
             raise TypeError(f"image input '{name}': expected a PIL image of mode '{mode}', got mode '{value.mode}'")
     elif pixels.ndim == 4:
@@ -203,16 +253,22 @@ def _image(feature: Feature, planes: np.ndarray) -> Any:
 class State:
     """States of a sequence, as `Model.make_state()` returns them."""
 
-    def __init__(self, state: _anemoe.State):
+    def __init__(self, state: _anemoe.State, halves: Sequence[str] = ()):
         self._state = state
+        #: Names of the states that hold fp16.
+        self._halves = frozenset(halves)
 
     def read_state(self, name: str) -> np.ndarray:
         """Returns a copy of a state."""
         return self._state.read_state(name)
 
     def write_state(self, name: str, value: Any) -> None:
-        """Sets a state."""
-        self._state.write_state(name, np.ascontiguousarray(_to_numpy(value), dtype=np.float32))
+        """Sets a state, rounded to its type."""
+        values = _to_numpy(value)
+        if name in self._halves:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float16)
+        self._state.write_state(name, np.ascontiguousarray(values, dtype=np.float32))
 
 
 class Model:
@@ -224,7 +280,7 @@ class Model:
     threads: threads to compute with, shared by all models of the process; one per processor without it.
     weights_dir: the folder `weights` of a specification in memory.
 
-    The other arguments are those of coremltools' MLModel, and change nothing here.
+    The other arguments are those of coremltools' MLModel, and change nothing here; compute_units and optimization_hints are kept.
     """
 
     def __init__(
@@ -239,15 +295,22 @@ class Model:
         optimization_hints: Optional[dict] = None,
         *,
         function: Optional[str] = None,
-        precision: str = "fp16",
+        precision: Optional[str] = "fp16",
         threads: Optional[int] = None,
     ):
-        del is_temp_package, mil_program, skip_model_load, compute_units, optimization_hints
+        del is_temp_package, mil_program, skip_model_load
+        precision = "fp16" if precision is None else precision
         if threads is not None and threads < 1:
             raise ValueError(f"expected threads from 1, got {threads}")
         function = function or function_name
-        if function is None and hasattr(model, "get_spec"):
-            function = getattr(model, "function_name", None)
+        if hasattr(model, "get_spec"):
+            function = getattr(model, "function_name", None) if function is None else function
+            compute_units = getattr(model, "_compute_unit", getattr(model, "compute_unit", None)) if compute_units is None else compute_units
+            if optimization_hints is None:
+                optimization_hints = getattr(model, "optimization_hints", None)
+        self._compute_unit = compute_units
+        #: Hints for Core ML, which are kept and change nothing here.
+        self.optimization_hints = None if optimization_hints is None else dict(optimization_hints)
         _anemoe.set_threads(threads)
         self._given = model  # keeps a temporary package alive
         self._source = _source(model, weights_dir)
@@ -263,7 +326,10 @@ class Model:
         self._results = [Feature._of(f) for f in self._runner.outputs]
         self._outputs = [Feature._of(f) for f in self._runner.described_outputs]
         self._states = [Feature._of(f) for f in self._runner.states]
-        self._metadata = dict(self._runner.metadata)
+        own = ("author", "license", "shortDescription", "versionString")
+        self._metadata = {key: text for key, text in self._runner.metadata if key in own}
+        self._user_defined = {key: text for key, text in self._runner.metadata if key not in own}
+        self._input_description, self._output_description = _Descriptions(self._inputs), _Descriptions(self._outputs)
 
     @property
     def inputs(self) -> List[Feature]:
@@ -283,26 +349,85 @@ class Model:
     @property
     def input_description(self) -> Mapping[str, str]:
         """Inputs by name: their author's words, or type and shape."""
-        return _Descriptions(self._inputs)
+        return self._input_description
 
     @property
     def output_description(self) -> Mapping[str, str]:
         """Outputs by name: their author's words, or type and shape."""
-        return _Descriptions(self._outputs)
+        return self._output_description
 
     @property
     def user_defined_metadata(self) -> Dict[str, str]:
-        """Metadata without fields of their own."""
-        own = ("author", "license", "shortDescription", "versionString")
-        return {key: text for key, text in self._metadata.items() if key not in own}
+        """Metadata without fields of their own; what is set is in the specification that `get_spec` and `save` make."""
+        return self._user_defined
 
-    author = property(lambda self: self._metadata.get("author", ""), doc="Author of the model.")
-    license = property(lambda self: self._metadata.get("license", ""), doc="License of the model.")
-    short_description = property(lambda self: self._metadata.get("shortDescription", ""), doc="What the model is.")
-    version = property(lambda self: self._metadata.get("versionString", ""), doc="Version of the model.")
+    author = _metadata("author", "Author of the model.")
+    license = _metadata("license", "License of the model.")
+    short_description = _metadata("shortDescription", "What the model is.")
+    version = _metadata("versionString", "Version of the model.")
+
+    @property
+    def compute_unit(self) -> Any:
+        """The compute units that were given, which change nothing here; coremltools' default without them."""
+        if self._compute_unit is not None:
+            return self._compute_unit
+        try:
+            from coremltools import ComputeUnit
+        except ImportError:
+            return None
+        return ComputeUnit.ALL
+
+    @property
+    def is_package(self) -> bool:
+        """True unless the model is a single file."""
+        return self._source[1] is not None or os.path.isdir(self._source[0])
+
+    @property
+    def package_path(self) -> Optional[str]:
+        """Path of the package; None for a file and for a specification in memory."""
+        if self._source[1] is None:
+            return os.path.abspath(self._source[0]) if self.is_package else None
+        return getattr(self._given, "package_path", None)
+
+    @property
+    def weights_dir(self) -> Optional[str]:
+        """Path of the folder `weights`; None where the model has none."""
+        path, spec = self._source
+        found = glob.glob(os.path.join(glob.escape(path if spec is None else os.path.dirname(path)), "Data/*/weights" if spec is None else "weights"))
+        return os.path.abspath(found[0]) if found else None
+
+    def _is_changed(self) -> bool:
+        described = self._input_description.new or self._output_description.new
+        return bool(described) or {**self._metadata, **self._user_defined} != dict(self._runner.metadata)
+
+    def _current(self) -> Tuple[str, Optional[bytes]]:
+        """Returns the path, or place and bytes where the model is in memory or its metadata were changed."""
+        if not self._is_changed():
+            return self._source
+        weights = self.weights_dir
+        return os.path.join(os.path.dirname(weights), "model.mlmodel") if weights else _MEMORY, self._changed_spec()
+
+    def _changed_spec(self) -> bytes:
+        spec = self.get_spec()
+        if isinstance(spec, dict):
+            raise NotImplementedError("metadata that were changed are written with coremltools, which is not installed")
+        return spec.SerializeToString()
+
+    def _describe(self, spec: Any) -> Any:
+        """Writes changed metadata and descriptions into a specification."""
+        metadata = spec.description.metadata
+        for field, text in self._metadata.items():
+            setattr(metadata, field, text)
+        metadata.userDefined.clear()
+        metadata.userDefined.update(self._user_defined)
+        parts = [f for f in spec.description.functions if f.name == self.function_name] or [spec.description]
+        for features, words in ((parts[0].input, self._input_description.new), (parts[0].output, self._output_description.new)):
+            for feature in features:
+                feature.shortDescription = words.get(feature.name, feature.shortDescription)
+        return spec
 
     def get_spec(self) -> Any:
-        """Returns the specification: coremltools' Model_pb2 where coremltools is installed, else a dict with its first fields."""
+        """Returns a copy of the specification: coremltools' Model_pb2 where coremltools is installed, else a dict with its first fields."""
         path, spec = self._source
         try:
             from coremltools.models.utils import load_spec
@@ -311,25 +436,51 @@ class Model:
             fields = ("input", "output", "state")
             lists = (self._inputs, self._outputs, self._states)
             described: Dict[str, Any] = {name: [vars(f).copy() for f in features] for name, features in zip(fields, lists)}
-            described["metadata"] = dict(self._metadata)
+            described["metadata"] = {**self._metadata, **self._user_defined}
             return {"specificationVersion": self._runner.specification_version, "description": described}
         try:
-            return load_spec(path) if spec is None else Model_pb2.Model.FromString(spec)
+            read = load_spec(path) if spec is None else Model_pb2.Model.FromString(spec)
         except Exception as e:  # coremltools raises RuntimeError and protobuf's own
             raise ValueError(f"coremltools cannot read {path}: {e}") from e
+        return self._describe(read) if self._is_changed() else read
 
-    def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Copies the package."""
-        if self._source[1] is not None:
-            raise ValueError("a model in memory has no package to copy; save it with coremltools")
-        if os.path.isdir(self._source[0]):
-            shutil.copytree(self._source[0], path)
-        else:
-            shutil.copyfile(self._source[0], path)
+    def save(self, save_path: Optional[_Path] = None, *, path: Optional[_Path] = None) -> None:
+        """Writes the package, over one that is there. A path without an extension gets `.mlpackage`.
+
+        save_path, path: where; both names mean the same.
+        """
+        if (save_path is None) == (path is None):
+            raise TypeError("expected a save_path")
+        target = os.path.abspath(os.path.expanduser(os.fspath(path if save_path is None else save_path)))
+        extension = os.path.splitext(target)[1]
+        if self.is_package and extension != ".mlpackage":
+            if extension:
+                raise ValueError(f"expected a path that ends in .mlpackage, got '{target}'")
+            target += ".mlpackage"
+        if os.path.isdir(target) and os.listdir(target) and not os.path.exists(os.path.join(target, "Manifest.json")):
+            raise FileExistsError(f"{target} is a folder and no package")
+        changed = self._changed_spec() if self._is_changed() else None
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        # Beside the target first: that may be this model's own package.
+        with tempfile.TemporaryDirectory(prefix=".anemoe-", dir=os.path.dirname(target)) as folder:
+            new = os.path.join(folder, os.path.basename(target))
+            if self._source[1] is not None:
+                _write_package(new, changed or self._source[1], self.weights_dir)
+            elif self.is_package:
+                shutil.copytree(self._source[0], new)
+            else:
+                shutil.copyfile(self._source[0], new)
+            if changed and self._source[1] is None:
+                with open(_root_model(new) if self.is_package else new, "wb") as file:
+                    file.write(changed)
+            if os.path.isdir(target):
+                os.replace(target, os.path.join(folder, "old"))
+            os.replace(new, target)
 
     def make_state(self) -> State:
         """Makes the states of a new sequence, all zero."""
-        return State(self._runner.make_state())
+        halves = [f.name for f in self._states if f.dtype == "float16" and self._precision == "fp16"]
+        return State(self._runner.make_state(), halves)
 
     def predict(self, data: Any, state: Optional[State] = None) -> Any:
         """Runs the function on a dict of inputs by name, or on each of a list of dicts.

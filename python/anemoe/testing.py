@@ -60,14 +60,15 @@ def assert_matches(
     golden: Any = None,
     torch: Any = None,
     tolerance: float = 1e-2,
-    precision: str = "fp16",
+    precision: Optional[str] = "fp16",
     update: bool = False,
 ) -> None:
     """Runs a package and compares its outputs.
 
     golden: a .npz file of an earlier run; `update` writes it, and so does a run without the file. It holds outputs, and a sample of
         each operation's result.
-    torch: a module, called with the inputs in the package's order; its outputs are in the package's order.
+    torch: a module, called with the inputs in the package's order and in its own type, images as planes of their pixels; its outputs
+        are in the package's order, without a classifier's label.
     tolerance: largest norm of a difference over the norm of what is expected.
 
     Raises AssertionError, which names the operation at which results part.
@@ -75,10 +76,10 @@ def assert_matches(
     if (golden is None) == (torch is None):
         raise TypeError("expected either golden or torch")
     model = model if isinstance(model, Model) else Model(model, precision=precision)
-    outputs = _predict(model, inputs)
     if torch is not None:
-        _with_torch(model, inputs, outputs, torch, tolerance)
+        _with_torch(model, inputs, torch, tolerance)
         return
+    outputs = _predict(model, inputs)
     path = os.fspath(golden)
     if update or not os.path.exists(path):
         results = {f"operation:{name}": _sample(v) for name, v in model.trace(dict(inputs)).items()}
@@ -108,8 +109,33 @@ def _parting(model: Model, inputs: Dict[str, Any], samples: Dict[str, np.ndarray
     return f"all common operations agree; new are: {', '.join(new[:5]) or 'none'}"
 
 
-def _with_torch(model: Model, inputs: Dict[str, Any], outputs: Dict[str, np.ndarray], module: Any, tolerance: float) -> None:
+def _torch_inputs(model: Model, inputs: Dict[str, Any], module: Any) -> List[Any]:
+    """Makes the module's tensors of the arrays that the package gets: floats in the module's type, integers in that of a tensor or int64."""
     import torch
+
+    own = [*module.parameters(), *module.buffers()]
+    dtype = next((t.dtype for t in own if t.is_floating_point()), torch.float32)
+    device = own[0].device if own else "cpu"
+    tensors = []
+    for f, array in zip(model.inputs, model._arrays(inputs)):
+        given = inputs.get(f.name)
+        to = {"f": dtype, "i": torch.int64, "b": torch.bool}[array.dtype.kind]
+        if array.dtype.kind == "i" and isinstance(given, torch.Tensor) and not given.is_floating_point():
+            to = given.dtype
+        tensors.append(torch.as_tensor(array).to(device, to))
+    return tensors
+
+
+def _with_torch(model: Model, inputs: Dict[str, Any], module: Any, tolerance: float) -> None:
+    import torch
+
+    values = model._run(model._runner, dict(inputs), model.make_state() if model.states else None)
+    outputs = {f.name: value for f, value in zip(model._results, values)}
+    names = [f.name for f in model.outputs]
+    if model._runner.classifier is not None:
+        label, probabilities, tensor, _ = model._runner.classifier
+        names.remove(label)
+        outputs[probabilities] = outputs[tensor].ravel()
 
     calls: List[Tuple[str, str, np.ndarray]] = []
 
@@ -128,15 +154,20 @@ def _with_torch(model: Model, inputs: Dict[str, Any], outputs: Dict[str, np.ndar
     hooks = [m.register_forward_hook(record(name)) for name, m in module.named_modules() if name]
     try:
         with torch.no_grad():
-            results = flat(module(*(torch.as_tensor(np.asarray(inputs[f.name])) for f in model.inputs)))
+            results = flat(module(*_torch_inputs(model, inputs, module)))
     finally:
         for hook in hooks:
             hook.remove()
-    names = [f.name for f in model.outputs]
     if len(results) != len(names):
         raise AssertionError(f"torch gives {len(results)} outputs, the package {len(names)}: {', '.join(names)}")
-    pairs = zip(names, results)
-    faults = [f for f in (_compare(n, r.float().cpu().numpy(), outputs[n], tolerance) for n, r in pairs) if f]
+    faults = []
+    for name, result in zip(names, results):
+        expected, got = result.detach().float().cpu().numpy(), outputs[name]
+        # Core ML has no arrays of rank 0, and probabilities no shape.
+        if expected.size == got.size and (got.size == 1 or got.ndim == 1):
+            expected = expected.reshape(got.shape)
+        fault = _compare(name, expected, got, tolerance)
+        faults += [fault] if fault else []
     if not faults:
         return
     traced = {name: value.ravel() for name, value in model.trace(dict(inputs)).items() if value.dtype.kind == "f"}

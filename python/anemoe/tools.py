@@ -86,14 +86,19 @@ def quantize(
     group_size: output channels that share a table. block_size: input channels that share a scale in kinds with -block.
     op: operation of the weight: conv [out, in, kernel..], linear [out, in], matmul [in, out]; conv from rank 3 on, else linear.
     exact: the global optimum of k-means; otherwise tables are within 1e-4 of it.
-    importance: importance of each input channel.
+    importance: importance of each input channel, finite and not negative.
     """
     array = _to_numpy(array)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected an array of numbers, got {array.dtype}")
     values = np.ascontiguousarray(array, dtype=np.float32)
+    for name, size in (("group_size", group_size), ("block_size", block_size)):
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise ValueError(f"expected {name} from 1, got {size!r}")
     if importance is not None:
-        importance = np.ascontiguousarray(importance, dtype=np.float32).ravel()
+        importance = np.ascontiguousarray(_to_numpy(importance), dtype=np.float32).ravel()
+        if not (np.isfinite(importance) & (importance >= 0)).all():
+            raise ValueError("expected importances that are finite and not negative")
     parts = _anemoe.quantize(values, quant, group_size, block_size, op, exact, importance)
     return Quantized(**parts)
 
@@ -152,8 +157,23 @@ def random_inputs(model: Model, seed: int = 0) -> Dict[str, np.ndarray]:
     return {f.name: make(f) for f in model.inputs}
 
 
-def diff(a: Any, b: Any, inputs: Optional[Dict[str, Any]] = None, precision: str = "fp16") -> Difference:
-    """Compares two packages: operations, weights by name, and outputs on the same inputs (random ones without `inputs`)."""
+def _check_inputs(models: List[Model], inputs: Dict[str, Any]) -> None:
+    """Raises the first model's exception for inputs that no model takes."""
+    faults = []
+    for model in models:
+        try:
+            model._arrays(inputs)
+        except (KeyError, TypeError, ValueError) as e:
+            faults.append(e)
+    if len(faults) == len(models):
+        raise faults[0]
+
+
+def diff(a: Any, b: Any, inputs: Optional[Dict[str, Any]] = None, precision: Optional[str] = "fp16") -> Difference:
+    """Compares two packages: operations, weights by name, and outputs on the same inputs (random ones without `inputs`).
+
+    Raises KeyError, TypeError or ValueError for `inputs` that neither package takes.
+    """
     found = Difference()
     lines = [_anemoe.structure(*_source(model)) for model in (a, b)]
     found.structure = list(difflib.unified_diff(*lines, "a", "b", lineterm="", n=1))
@@ -166,12 +186,18 @@ def diff(a: Any, b: Any, inputs: Optional[Dict[str, Any]] = None, precision: str
                 found.weights[name] = (largest, relative)
     try:
         models = [Model(model, precision=precision) for model in (a, b)]
+    except (ValueError, NotImplementedError) as e:
+        found.not_run = str(e)
+        return found
+    if inputs is not None:
+        _check_inputs(models, inputs)
+    try:
         inputs = random_inputs(models[0]) if inputs is None else inputs
         results = []
         for model in models:
             results.append(model.predict(dict(inputs), model.make_state() if model.states else None))
     except (KeyError, TypeError, ValueError, NotImplementedError) as e:
-        found.not_run = str(e)
+        found.not_run = str(e.args[0] if e.args else e)  # the text of a KeyError is its repr
         return found
     for name, first in results[0].items():
         if name in results[1] and not isinstance(first, (str, int)):
