@@ -301,6 +301,11 @@ def test_functions_give_tables_of_vectors_and_see_scaled_weights(linear):
         ({"mode": "custom", "lut_function": lambda w: (np.zeros(300), np.zeros(w.size, int))}, ValueError, "up to 256"),
         ({"mode": "uniform", "nbits": 4, "cluster_dim": 2}, ValueError, "uniform tables have no vectors"),
         ({"n_m_ratio": (3, 2)}, ValueError, "n <= m"),
+        ({"n_m_ratio": 3}, ValueError, "expected an n_m_ratio of two numbers"),
+        ({"nbits": 4, "weight_threshold": "x"}, ValueError, "expected weight_threshold from 0, got 'x'"),
+        ({"target_sparsity": "x"}, ValueError, "expected target_sparsity from 0, got 'x'"),
+        ({"target_sparsity": 1.5}, ValueError, "expected target_sparsity from 0 to 1"),
+        ({"nbits": 4, "group_size": -1}, ValueError, "expected group_size from 1"),
         ({"n_m_ratio": (1, 2), "target_sparsity": 0.5}, ValueError, "expected target_sparsity"),
         ({"n_m_ratio": (1, 2), "dim": 2}, ValueError, "expected dim"),
     ],
@@ -316,3 +321,30 @@ def test_an_output_that_exists_is_kept(linear, tmp_path):
     with pytest.raises(ValueError, match="exists"):
         anemoe.compress(linear, {"nbits": 4}, output=path)
     assert list(path.iterdir()) == [] and list(tmp_path.iterdir()) == [path]
+
+
+def test_all_weights_can_be_pruned(linear):
+    old = convert(linear_program(ct.target.iOS16), minimum_deployment_target=ct.target.iOS16)
+    for package, options in ((linear, {}), (linear, {"block_size": 4}), (old, {})):
+        model = anemoe.Model(anemoe.compress(package, cto.OpMagnitudePrunerConfig(target_sparsity=1.0, **options)))
+        assert not any(values.any() for values in weights(model).values())
+        np.testing.assert_array_equal(model.predict({"x": np.ones((1, WIDTH))})["second"], np.zeros((1, 32)))
+
+
+def test_a_result_keeps_what_the_model_was_opened_with(functions, tmp_path):
+    options = {
+        "function_name": "triple",
+        "compute_units": ct.ComputeUnit.CPU_ONLY,
+        "optimization_hints": {"allowLowPrecisionAccumulationOnGPU": True},
+    }
+    ours = anemoe.Model(functions, precision="fp32", **options)
+    del options["optimization_hints"]  # coremltools refuses them except on macOS
+    theirs = ct.models.MLModel(functions, skip_model_load=True, **options)
+    models = [ours, theirs, anemoe.Model(theirs)]
+    for i, model in enumerate(models):
+        for output in (None, tmp_path / f"{i}.mlpackage"):
+            result = anemoe.compress(model, {"nbits": 4}, output=output)
+            assert isinstance(result, ct.models.MLModel if model is theirs else anemoe.Model)
+            assert result.function_name == "triple" and result.compute_unit == options["compute_units"]
+            assert result.optimization_hints == model.optimization_hints
+            assert getattr(result, "_precision", None) == getattr(model, "_precision", None)

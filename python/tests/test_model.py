@@ -282,3 +282,92 @@ def test_a_saved_model_is_the_package(linear, tmp_path):
     np.testing.assert_array_equal(
         anemoe.Model(path).predict({"x": x})["second"], anemoe.Model(linear).predict({"x": x})["second"]
     )
+
+
+def test_torch_pictures_are_arrays(picture):
+    torch = pytest.importorskip("torch")
+    model = anemoe.Model(picture)
+    planes = np.random.default_rng(0).integers(0, 256, (1, 3, 4, 6)).astype(np.float32)
+    expected = np.asarray(model.predict({"x": planes})["y"])
+    for same in (torch.tensor(planes), torch.tensor(planes, requires_grad=True), torch.tensor(planes).half()):
+        np.testing.assert_array_equal(np.asarray(model.predict({"x": same})["y"]), expected)
+    pixels = torch.tensor(planes[0, ::-1].transpose(1, 2, 0).astype(np.uint8))
+    np.testing.assert_array_equal(np.asarray(model.predict({"x": pixels})["y"]), expected)
+
+
+def test_states_are_rounded_to_their_type(counter):
+    value = np.full((1, 4), 0.1, np.float32)
+    for precision, expected in (("fp16", np.float32(np.float16(0.1))), ("fp32", np.float32(0.1)), (None, np.float32(np.float16(0.1)))):
+        state = anemoe.Model(counter, precision=precision).make_state()
+        state.write_state("total", value)
+        np.testing.assert_array_equal(state.read_state("total"), np.full((1, 4), expected))
+
+
+def test_save_is_that_of_coremltools(linear, linear_model, tmp_path):
+    x = random(1, WIDTH)
+    expected = anemoe.Model(linear).predict({"x": x})["second"]
+    sources = {
+        "path": anemoe.Model(linear),
+        "mlmodel": anemoe.Model(linear_model),
+        "spec": anemoe.Model(linear_model.get_spec(), weights_dir=linear_model.weights_dir),
+    }
+    for name, model in sources.items():
+        assert model.is_package and os.path.samefile(model.weights_dir, os.path.join(model.weights_dir, "../weights"))
+        model.save(str(tmp_path / name))
+        model.save(save_path=tmp_path / f"{name}.mlpackage")  # over the first
+        anemoe.Model(tmp_path / f"{name}.mlpackage").save(path=tmp_path / f"{name}.mlpackage")  # over itself
+        assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.mlpackage"]
+        theirs = ct.models.MLModel(str(tmp_path / f"{name}.mlpackage"), skip_model_load=True)
+        for saved in (theirs, theirs.package_path):
+            np.testing.assert_array_equal(anemoe.Model(saved).predict({"x": x})["second"], expected)
+        os.rename(tmp_path / f"{name}.mlpackage", tmp_path.parent / f"{tmp_path.name}-{name}.mlpackage")
+    with pytest.raises(ValueError, match="ends in .mlpackage"):
+        model.save(tmp_path / "m.mlmodel")
+    with pytest.raises(TypeError, match="save_path"):
+        model.save()
+    (tmp_path / "f.mlpackage").mkdir()
+    (tmp_path / "f.mlpackage" / "letter.txt").write_text("keep me")
+    with pytest.raises(FileExistsError, match="no package"):
+        model.save(tmp_path / "f.mlpackage")
+    assert (tmp_path / "f.mlpackage" / "letter.txt").exists()
+
+
+def test_a_model_without_weights_is_saved(tmp_path):
+    from conftest import identity, mb
+
+    model = anemoe.Model(identity(mb.TensorSpec(shape=(1, 3))).get_spec())
+    model.save(tmp_path / "m")
+    assert anemoe.Model(tmp_path / "m.mlpackage").predict({"x": np.ones((1, 3))})["y"].tolist() == [[1, 1, 1]]
+    assert model.weights_dir is None and model.package_path is None
+
+
+def test_changed_metadata_are_saved(linear, linear_model, functions, tmp_path):
+    for i, source in enumerate((linear, linear_model, linear_model.get_spec(), functions)):
+        options = {"weights_dir": linear_model.weights_dir} if i == 2 else {}
+        model = anemoe.Model(source, **options)
+        model.author, model.license, model.short_description, model.version = "A. Nemone", "MIT", "Words.", "2"
+        model.user_defined_metadata["key"] = "value"
+        model.input_description["x"] = "Numbers."
+        path = str(tmp_path / f"{i}.mlpackage")
+        model.save(path)
+        for saved in (anemoe.Model(path), anemoe.Model(anemoe.compress(model, {"nbits": 4})), ct.models.MLModel(path, skip_model_load=True)):
+            assert (saved.author, saved.license, saved.short_description, saved.version) == ("A. Nemone", "MIT", "Words.", "2")
+            assert saved.user_defined_metadata["key"] == "value"
+            if isinstance(saved, anemoe.Model):
+                assert saved.input_description["x"] == "Numbers."
+        assert not [f for f in anemoe.verify(model) if f.severity == "error"]
+        assert anemoe.Model(source, **options).author == ""
+    with pytest.raises(TypeError, match="expected a text"):
+        model.author = 3
+    with pytest.raises(KeyError):
+        model.input_description["z"] = "None."
+
+
+def test_attributes_are_those_of_coremltools(linear):
+    theirs = ct.models.MLModel(linear, skip_model_load=True)
+    units, hints = ct.ComputeUnit.CPU_ONLY, {"allowLowPrecisionAccumulationOnGPU": True}
+    for ours in (anemoe.Model(linear), anemoe.Model(theirs)):
+        assert ours.package_path == theirs.package_path and os.path.samefile(ours.weights_dir, theirs.weights_dir)
+        assert ours.compute_unit == theirs.compute_unit and ours.optimization_hints is None and ours.is_package
+    ours = anemoe.Model(linear, compute_units=units, optimization_hints=hints)
+    assert ours.compute_unit == units and ours.optimization_hints == hints

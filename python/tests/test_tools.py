@@ -71,3 +71,33 @@ def test_a_diff_shows_structure_and_numbers(linear, conv, folder):
     assert found.outputs["second"][1] < 1e-2 and not found.not_run
     unlike = anemoe.diff(linear, conv)
     assert unlike.not_run and any("conv(" in line for line in unlike.structure)
+
+
+def test_wrong_inputs_of_a_diff_are_exceptions(linear, linear_model, conv):
+    with pytest.raises(KeyError, match="'typo' is not an input"):
+        anemoe.diff(linear, linear_model, inputs={"typo": 1})
+    with pytest.raises(ValueError, match="expected shape"):
+        anemoe.diff(linear, linear_model, inputs={"x": np.ones(3)}, precision=None)
+    # Inputs of one of the packages are right.
+    found = anemoe.diff(linear, conv, inputs={"x": np.ones((1, 64), np.float32)})
+    assert found.not_run.startswith("input 'x': expected shape")
+
+
+def test_a_reason_is_no_repr(linear, integers):
+    found = anemoe.diff(integers, linear)
+    assert found.not_run.startswith("'ids' is not an input"), found.not_run
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_importances_are_finite_and_not_negative(wrong):
+    importance = np.ones(64)
+    assert anemoe.quantize(weight(64, 64), importance=importance).relative_mse < 0.1
+    importance[5] = wrong
+    with pytest.raises(ValueError, match="finite and not negative"):
+        anemoe.quantize(weight(64, 64), importance=importance)
+
+
+def test_sizes_are_from_1():
+    for options in ({"group_size": -1}, {"block_size": -1}, {"group_size": "x"}):
+        with pytest.raises(ValueError, match="expected (group|block)_size from 1"):
+            anemoe.quantize(weight(64, 64), **options)
