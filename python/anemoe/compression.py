@@ -201,9 +201,6 @@ def _pruned(config: _Config, function: str, name: str, shape: List[int], users: 
     if not 0 <= share <= 1:
         raise ValueError(f"{config.kind}: expected target_sparsity from 0 to 1, got {share!r}")
     size = 1 if size is None else _count(config, "block_size", size)
-    if share == 1:  # a sparse tensor of no values cannot be stored; a table of zeros can
-        lut, scale = np.zeros((1,) * len(shape) + (2, 1), np.float32), np.zeros((0,) * len(shape), np.float32)
-        return _anemoe.Job.tables(function, name, 1, np.zeros(shape, np.uint8), lut, None, scale, 1.0)
     return None if share == 0 else _anemoe.Job.share(function, name, float(share), size, axis)
 
 

@@ -97,8 +97,6 @@ def quantize(
             raise ValueError(f"expected {name} from 1, got {size!r}")
     if importance is not None:
         importance = np.ascontiguousarray(_to_numpy(importance), dtype=np.float32).ravel()
-        if not (np.isfinite(importance) & (importance >= 0)).all():
-            raise ValueError("expected importances that are finite and not negative")
     parts = _anemoe.quantize(values, quant, group_size, block_size, op, exact, importance)
     return Quantized(**parts)
 

@@ -32,13 +32,20 @@ def test_the_operation_at_which_results_part_is_named(linear, linear_model, tmp_
         assert_matches(changed, {"x": x()}, golden=golden)
 
 
-def test_torch_is_compared_and_the_module_named(linear):
-    torch = pytest.importorskip("torch")
+def linear_module(torch):
+    """Makes the module that computes what `linear` does."""
     module = torch.nn.Sequential(torch.nn.Linear(WIDTH, OUT), torch.nn.ReLU(), torch.nn.Linear(OUT, 32, bias=False))
     with torch.no_grad():
         module[0].weight.copy_(torch.tensor(weight(OUT, WIDTH)))
         module[0].bias.copy_(torch.tensor(weight(OUT, seed=1)))
         module[2].weight.copy_(torch.tensor(weight(32, OUT, seed=2)))
+    return module
+
+
+def test_torch_is_compared_and_the_module_named(linear):
+    torch = pytest.importorskip("torch")
+    module = linear_module(torch)
+    with torch.no_grad():
         assert_matches(linear, {"x": x()}, torch=module)
         module[2].weight *= 2
     with pytest.raises(AssertionError, match=r"agree up to module '1' \(ReLU\).* part at module '2' \(Linear\)"):
@@ -79,11 +86,7 @@ def test_classifiers_are_compared_with_torch(classifier):
 
 def test_torch_gets_the_packages_inputs(linear, integers):
     torch = pytest.importorskip("torch")
-    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, OUT), torch.nn.ReLU(), torch.nn.Linear(OUT, 32, bias=False))
-    with torch.no_grad():
-        module[0].weight.copy_(torch.tensor(weight(OUT, WIDTH)))
-        module[0].bias.copy_(torch.tensor(weight(OUT, seed=1)))
-        module[2].weight.copy_(torch.tensor(weight(32, OUT, seed=2)))
+    module = linear_module(torch)
     for each in (module, module.half()):
         for same in (x(), x().astype(np.float64), x().tolist(), torch.tensor(x(), requires_grad=True)):
             assert_matches(linear, {"x": same}, torch=each)

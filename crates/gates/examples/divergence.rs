@@ -1,6 +1,6 @@
-//! Prints how far a model's predictions move when all its matrices but router and embedding are compressed: by kind, for
-//! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), for GGUF's Q4_0 (`q4_0`), in other files of the same model, such as
-//! llama.cpp's, and in bundles, whose MB are what a token reads of their matrices.
+//! Prints how far a model's predictions move when all its matrices but router and embedding are compressed: by kind,
+//! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), as GGUF's Q4_0 (`q4_0`), in other
+//! files of the same model, such as llama.cpp's, and in bundles, whose MB are what a token reads of their matrices.
 //!
 //!     cargo run --release -p anemoe-gates --example divergence -- CHECKPOINT A.txt,B.txt TOKENS WINDOWS lut4 lut4+text F.gguf ..
 //!

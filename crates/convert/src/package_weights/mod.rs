@@ -363,6 +363,20 @@ mod tests {
     }
 
     #[test]
+    fn a_weight_without_a_value_is_a_table_of_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        for opset in [Opset::CoreML6, Opset::CoreML8] {
+            let target = dir.path().join(format!("{opset}-out.mlpackage"));
+            let all = WeightJob::Sparse(Pruning::Threshold { threshold: 100.0, least: 0.5 });
+            let reports = run(&package(dir.path(), opset), all, &target).unwrap();
+            assert_eq!((reports[0].kind.as_str(), reports[0].relative_mse), ("sparse 100 %", 1.0));
+            assert_eq!(reports[0].after, 64 * 48 / 8 + 4);
+            let errors = verify(Package::open(&target).unwrap().model()).into_iter();
+            assert_eq!(errors.filter(|f| f.severity == Severity::Error).count(), 0);
+        }
+    }
+
+    #[test]
     fn masks_stay_as_they_are() {
         let dir = tempfile::tempdir().unwrap();
         let mask = |i: usize| if i % 48 > i / 48 { f32::NEG_INFINITY } else { 0.0 };

@@ -75,10 +75,7 @@ impl WeightCoder<'_> {
         pruning: Pruning,
     ) -> Result<Coded> {
         let mut report = WeightReport::dense(value, values.len());
-        // A tensor of no values cannot be stored.
-        let Some(mask) = pruning.kept(values, shape).filter(|mask| mask.contains(&true)) else {
-            return Ok((Vec::new(), report));
-        };
+        let Some(mask) = pruning.kept(values, shape) else { return Ok((Vec::new(), report)) };
         let kept: Vec<f32> = values.iter().zip(&mask).filter(|(_, m)| **m).map(|(v, _)| *v).collect();
         let squares = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
         let zeros = 1.0 - kept.len() as f64 / values.len().max(1) as f64;
@@ -86,8 +83,17 @@ impl WeightCoder<'_> {
         let bits: Vec<u8> = mask.iter().map(|m| u8::from(*m)).collect();
         let packed = pack_sub_byte(&bits, 1);
         report.kind = format!("sparse {:.0} %", 100.0 * zeros);
-        report.after = kept.len() as u64 * element_bytes(value) + packed.len() as u64;
         report.relative_mse = if whole > 0.0 { (whole - left) / whole } else { 0.0 };
+        if kept.is_empty() {
+            // A sparse tensor of no values cannot be stored; a table of zeros can.
+            let lut = ([vec![1; shape.len()], vec![2, 1]].concat(), vec![0.0; 2]);
+            let (bits, indices) = (IndexBits::One, (shape.to_vec(), bits));
+            let relative_mse = report.relative_mse;
+            let tables = GivenTables { bits, indices, lut, vector_axis: None, scale: None, relative_mse };
+            report.after = tables.bytes(value);
+            return Ok((self.lookup(value, shape, &tables)?, report));
+        }
+        report.after = kept.len() as u64 * element_bytes(value) + packed.len() as u64;
         let nonzero = self.place_floats(value, &[kept.len()], &kept)?;
         let mut operands = vec![("nonzero_data", nonzero)];
         if self.opset < Opset::CoreML8 {
