@@ -108,6 +108,38 @@ fn every_tensor_is_that_of_the_folder() {
     }
 }
 
+/// Checks the factors beside NVFP4's weights: one of a matrix, or one of each expert.
+#[test]
+fn scales_beside_weights_are_factors_of_them() {
+    let scaled = |experts: &[f32]| {
+        let mut g = tiny(Options { fused: false, encode: as_f32 });
+        g.floats("blk.0.attn_q.scale", &[1], &[0.5]);
+        g.floats("blk.0.attn_q.input_scale", &[1], &[3.0]);
+        g.floats("blk.0.ffn_up_exps.scale", &[experts.len() as u64], experts);
+        g
+    };
+    let plain = Written::new(&tiny(Options { fused: false, encode: as_f32 }));
+    let scales = [2.0, 0.25, 1.0, 4.0, 0.5, 2.0, 8.0, 1.0];
+    let file = Written::new(&scaled(&scales));
+    let (plain, found) = (plain.open().unwrap(), file.open().unwrap());
+    let values = |name: &str| [&plain, &found].map(|c| read(c, &format!("model.layers.0.{name}")));
+    let [before, after] = values("self_attn.q_proj.weight");
+    assert!(before.iter().zip(&after).all(|(b, a)| b * 0.5 == *a));
+    let [before, after] = values("experts.gate_up_proj");
+    let half = before.len() / 16;
+    for (i, (b, a)) in before.iter().zip(&after).enumerate() {
+        let factor = if i / half % 2 == 0 { 1.0 } else { scales[i / half / 2] };
+        assert_eq!(b * factor, *a, "{i}");
+    }
+    // Gemma 4's own factor of each expert stays a tensor.
+    let [before, after] = values("router.per_expert_scale");
+    assert_eq!(before, after);
+    assert!(invalid(&scaled(&[2.0, 0.25])).contains("`blk.0.ffn_up_exps.scale`: f32 [2], expected one f32"));
+    let mut g = tiny(FUSED);
+    g.floats("blk.0.attn_w.scale", &[1], &[0.5]);
+    assert!(invalid(&g).contains("`blk.0.attn_w.scale`: this model has none of that name"));
+}
+
 #[test]
 fn the_plan_is_that_of_the_folder() {
     let folder = repository("fixtures/tiny-gemma4-moe");

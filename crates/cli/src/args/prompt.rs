@@ -34,14 +34,16 @@ impl PromptArgs {
             (Some(text), _) if text == "-" => {
                 bounded_text(std::io::stdin().lock(), "standard input", "prompt")?
             }
-            (Some(text), _) if text.is_empty() => anyhow::bail!("--prompt: the prompt is empty"),
             (Some(text), _) => text.clone(),
             (None, Some(path)) => text_of(path)?,
             (None, None) => anyhow::bail!("give --prompt, --prompt-file or --prompt-ids"),
         };
         let tokenizer =
             tokenizer().context("a text prompt needs the model's tokenizer; give --prompt-ids instead")?;
-        Ok(tokenizer.encode(&text, bos)?)
+        // An empty text is a prompt where one token starts every text.
+        let ids = tokenizer.encode(&text, bos)?;
+        anyhow::ensure!(!ids.is_empty(), "--prompt: the prompt is empty");
+        Ok(ids)
     }
 }
 

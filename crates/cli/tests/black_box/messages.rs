@@ -119,6 +119,8 @@ fn prompts_come_from_arguments_files_and_standard_input() {
     let spaced =
         json(0, format!("generate -m {bundle} --prompt-ids '2, 3' -n 2 --temperature 0.7 --top-k 5"));
     assert_eq!(spaced["prompt_ids"], serde_json::json!([2, 3]));
+    let empty = json(0, &format!("generate {bundle} -p '' -n 1"));
+    assert_eq!(empty["prompt_ids"], serde_json::json!([2]));
     // The terminal gets the text of the document.
     let long = format!("generate {bundle} -p 'def main():\n    ' -n 20 --ignore-eos");
     let document = json(0, &long);
@@ -139,7 +141,6 @@ fn prompts_come_from_arguments_files_and_standard_input() {
         (format!("--prompt-file {dir}/empty"), &["the prompt is empty"]),
         (format!("--prompt-file {huge}"), &["more than 16 MB"]),
         ("--prompt-file -".into(), &["--prompt - reads standard input"]),
-        ("-p ''".into(), &["the prompt is empty"]),
         ("-p a --prompt-ids 1".into(), &["cannot be used with"]),
         ("--prompt-ids 2,x".into(), &["`x` is not a token id"]),
         (format!("--prompt-ids {}", many.join(",")), &["257 tokens", "256"]),

@@ -217,6 +217,8 @@ pub enum Dtype {
     Tq2_0,
     Mxfp4,
     Nvfp4,
+    Q1_0,
+    Q2_0,
 }
 
 impl Dtype {
@@ -260,6 +262,8 @@ impl Dtype {
             Dtype::Tq2_0 => ("tq2_0", 256, 64 + 2),
             Dtype::Mxfp4 => ("mxfp4", 32, 1 + 16),
             Dtype::Nvfp4 => ("nvfp4", 64, 4 + 32),
+            Dtype::Q1_0 => ("q1_0", 128, 2 + 16),
+            Dtype::Q2_0 => ("q2_0", 64, 2 + 16),
         }
     }
 

@@ -192,10 +192,12 @@ fn read_header_elsewhere(path: &Path, file: &Arc<dyn RangedFile>) -> Result<Mapp
     Ok((WeightFile::Ranged(Arc::clone(file)), placed(path, tensors)))
 }
 
-/// Adds the special tokens of a `special_tokens_map.json` that a `tokenizer_config.json` does not name.
-fn with_special_tokens(path: PathBuf, map: &Path) -> Result<Option<SideFile>> {
+/// Adds the special tokens of a `special_tokens_map.json` that a `tokenizer_config.json` does not name, or that stand
+/// alone.
+fn with_special_tokens(path: Option<PathBuf>, map: PathBuf) -> Result<Option<SideFile>> {
+    let Some(path) = path else { return Ok(Some(SideFile::Path(map))) };
     let mut config = read_json(&path)?;
-    let (Some(all), Value::Object(tokens)) = (config.as_object_mut(), read_json(map)?) else {
+    let (Some(all), Value::Object(tokens)) = (config.as_object_mut(), read_json(&map)?) else {
         return Ok(Some(SideFile::Path(path)));
     };
     let missing: Vec<_> = tokens.into_iter().filter(|(key, _)| !all.contains_key(key)).collect();
@@ -248,9 +250,9 @@ impl TensorSource for Folder {
                 let text = config.as_ref().and_then(|config| config["chat_template"].as_str());
                 Ok(text.map(|text| SideFile::Bytes(text.into())))
             }
-            ("tokenizer_config.json", Some(path)) => match found("special_tokens_map.json") {
-                Some(map) => with_special_tokens(path, &map),
-                None => Ok(Some(SideFile::Path(path))),
+            ("tokenizer_config.json", path) => match found("special_tokens_map.json") {
+                Some(map) => with_special_tokens(path, map),
+                None => Ok(path.map(SideFile::Path)),
             },
             (_, path) => Ok(path.map(SideFile::Path)),
         }
@@ -451,9 +453,13 @@ mod tests {
         assert_eq!(read("chat_template.jinja"), "old");
         write("chat_template.jinja", "new");
         assert_eq!(read("chat_template.jinja"), "new");
+        let tokens = r#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
+        write("special_tokens_map.json", tokens);
+        assert_eq!(read("tokenizer_config.json"), tokens);
+        std::fs::remove_file(e.at("special_tokens_map.json")).unwrap();
         write("tokenizer_config.json", r#"{"eos_token": null}"#);
         assert_eq!(read("tokenizer_config.json"), r#"{"eos_token": null}"#);
-        write("special_tokens_map.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#);
+        write("special_tokens_map.json", tokens);
         assert_eq!(read("tokenizer_config.json"), r#"{"eos_token":null,"bos_token":"<s>"}"#);
     }
 

@@ -108,7 +108,7 @@ pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>, has_bias: b
         None => (FULL, FULL_ATTENTION),
         Some(_) => (SLIDING, SLIDING_ATTENTION),
     };
-    let (rope, factor) = rope(k, of, head_dim)?;
+    let (rope, factor) = rope(k, of, head_dim, false)?;
     Ok(Attention {
         kind,
         heads,
@@ -123,15 +123,16 @@ pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>, has_bias: b
     })
 }
 
-/// Returns the rope of layers of a type, and the factor that it puts on their scores.
+/// Returns the rope of layers of a type, and the factor that it puts on their scores. Only if `is_partial` is set,
+/// `partial_rotary_factor` counts for plain ropes: transformers' code of most families does not read it there.
 ///
 /// # Errors
 /// A key is missing or has an impossible value, or the type of rope is not known.
-pub fn rope(k: Keys<'_>, of: &str, head_dim: usize) -> Result<(Rope, f64)> {
+pub fn rope(k: Keys<'_>, of: &str, head_dim: usize, is_partial: bool) -> Result<(Rope, f64)> {
     if !head_dim.is_multiple_of(2) {
         return Err(k.invalid(format!("`head_dim` is {head_dim}, expected an even number")));
     }
-    let parsed = RopeKeys::find(k, of)?.parse(k, head_dim)?;
+    let parsed = RopeKeys::find(k, of)?.parse(k, head_dim, is_partial)?;
     Ok((parsed.rope, parsed.factor))
 }
 

@@ -86,7 +86,7 @@ fn own_rope(k: Keys<'_>, is_full: bool, head_dim: usize) -> Result<(Rope, f64)> 
     if !is_full {
         own.remove("rope_scaling");
     }
-    rope(Keys { map: &own, path: k.path }, of, head_dim)
+    rope(Keys { map: &own, path: k.path }, of, head_dim, false)
 }
 
 /// Returns the published configuration of Gemma-3-1B.

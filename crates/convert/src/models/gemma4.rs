@@ -163,7 +163,7 @@ fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
             }
         }
         k.check_heads(heads, kv_heads)?;
-        let (rope, factor) = rope(k, of, d)?;
+        let (rope, factor) = rope(k, of, d, false)?;
         let kind = if is_full { FULL } else { SLIDING };
         // A rope and a cache are shared by all layers of a kind.
         if all.iter().any(|a| a.kind == kind && a.head_dim != d) {

@@ -37,8 +37,8 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         Some("qwen3") => "qwen3",
         _ => "llama",
     };
-    // (norm of heads, bias of queries, keys and values, bias of the output)
-    let bias = k.flag("attention_bias", false)?;
+    // (norm of heads, bias of queries, keys and values, bias of the output); Mistral's projections have none.
+    let bias = family != "mistral" && k.flag("attention_bias", false)?;
     let (norm, has_bias, has_output_bias) = match family {
         "qwen2" => (HeadNorm::None, true, false),
         "qwen3" => (HeadNorm::PerHead, bias, bias),

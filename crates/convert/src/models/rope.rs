@@ -66,11 +66,11 @@ impl<'a> RopeKeys<'a> {
         Ok(RopeKeys { place, own: Some(own), theta, partial, positions, trained })
     }
 
-    /// Computes the rope of heads of `head_dim` channels.
+    /// Computes the rope of heads of `head_dim` channels. A plain one turns some of them only if `is_partial` is set.
     ///
     /// # Errors
     /// A key is missing or impossible, or the type of rope is not known.
-    pub fn parse(&self, k: Keys<'_>, head_dim: usize) -> Result<ParsedRope> {
+    pub fn parse(&self, k: Keys<'_>, head_dim: usize, is_partial: bool) -> Result<ParsedRope> {
         let place = &self.place;
         let named = |key: &str| format!("`{place}.{key}`");
         let own = |key: &str| self.own.as_ref().and_then(|own| own.get(key));
@@ -130,7 +130,8 @@ impl<'a> RopeKeys<'a> {
             }
         }
 
-        let partial = number("partial_rotary_factor")?.or(self.partial).unwrap_or(1.0);
+        let is_read = is_partial || kind != "default";
+        let partial = number("partial_rotary_factor")?.or(self.partial).filter(|_| is_read).unwrap_or(1.0);
         // With `proportional`, pairs that do not rotate keep their place, and the exponent counts all channels.
         let width = if kind == "proportional" { head_dim } else { (partial * head_dim as f64) as usize };
         let turning =
@@ -220,7 +221,7 @@ mod tests {
 
     fn parse(config: &Value, head_dim: usize) -> Result<ParsedRope> {
         let k = Keys::of_text(config, Path::new("config.json"))?;
-        RopeKeys::find(k, "full_attention")?.parse(k, head_dim)
+        RopeKeys::find(k, "full_attention")?.parse(k, head_dim, true)
     }
 
     fn config(rope: Value) -> Value {
@@ -270,6 +271,9 @@ mod tests {
         let first = config(json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}));
         let rope = parse(&first, 128).unwrap().rope;
         assert_eq!((rope.width, rope.inv_freq.len()), (64, 32));
+        let k = Keys::of_text(&first, Path::new("config.json")).unwrap();
+        let whole = RopeKeys::find(k, "full_attention").unwrap().parse(k, 128, false).unwrap().rope;
+        assert_eq!(whole.width, 128);
     }
 
     #[test]

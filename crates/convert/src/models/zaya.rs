@@ -78,7 +78,7 @@ pub fn parse(k: Keys<'_>, skip: ZayaSkip) -> Result<Decoder> {
             "`num_key_value_heads` is {kv_heads}, implemented are even numbers: half of the value heads are of the token before"
         )));
     }
-    let (rope, factor) = rope(k, HYBRID, head_dim)?;
+    let (rope, factor) = rope(k, HYBRID, head_dim, true)?;
     let attention = Attention {
         kind: HYBRID,
         heads,

@@ -416,6 +416,11 @@ fn models_that_are_almost_known() {
     ] {
         assert!(what.contains(says), "{what}");
     }
+    let one_width = |gone: &str| config(&stated("qwen3moe", |g| g.remove(&format!("qwen3moe.{gone}"))));
+    let c = one_width("feed_forward_length");
+    assert_eq!((&c["intermediate_size"], &c["moe_intermediate_size"]), (&json!(48), &json!(48)));
+    let c = one_width("expert_feed_forward_length");
+    assert_eq!((&c["intermediate_size"], &c["moe_intermediate_size"]), (&json!(96), &json!(48)));
     let mut g = stated("gpt-oss", |_| ());
     assert!(refusal(&g, Kind::Invalid).contains("`gpt-oss.attention.sliding_window` is missing"));
     g.remove("gpt-oss.expert_feed_forward_length");

@@ -79,29 +79,23 @@ impl ChatTemplate {
             let text = anemoe_io::read_text(&path, MAX_BYTES).map_err(|e| Error::io(&path, e))?;
             return ChatTemplate::new(&text, &config, &path);
         }
-        match config.get("chat_template") {
-            None | Some(Value::Null) => {
-                // The plain template begins a conversation as any text.
-                if config.get("add_bos_token") == Some(&Value::Bool(false)) {
-                    config.shift_remove("bos_token");
-                }
-                let mut template = ChatTemplate::new(FALLBACK, &config, &config_path)?;
-                template.is_fallback = true;
-                Ok(template)
-            }
-            Some(template) => {
-                let text = template.as_str().or_else(|| named(template, "default")).ok_or_else(|| {
-                    Error::invalid(
-                        &config_path,
-                        "chat_template: neither a text nor a list with a template named `default`",
-                    )
-                })?;
-                let own = ChatTemplate::new(text, &config, &config_path)?;
-                let tool_use =
-                    named(template, "tool_use").map(|text| parse(text, &config_path)).transpose()?;
-                Ok(ChatTemplate { takes_tools: own.takes_tools || tool_use.is_some(), tool_use, ..own })
-            }
-        }
+        let texts = match config.get("chat_template") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(template) => named_texts(template).ok_or_else(|| {
+                Error::invalid(&config_path, "chat_template: neither a text nor texts with names")
+            })?,
+        };
+        let named = |name: &str| texts.iter().find(|(n, _)| *n == name).map(|(_, text)| *text);
+        let Some(text) = named("default").or(texts.first().map(|(_, text)| *text)) else {
+            // The plain template begins a conversation as any text.
+            let has_bos = config.get("add_bos_token") != Some(&Value::Bool(false));
+            config.retain(|key, _| has_bos || key != "bos_token");
+            let template = ChatTemplate::new(FALLBACK, &config, &config_path)?;
+            return Ok(ChatTemplate { is_fallback: true, ..template });
+        };
+        let own = ChatTemplate::new(text, &config, &config_path)?;
+        let tool_use = named("tool_use").map(|text| parse(text, &config_path)).transpose()?;
+        Ok(ChatTemplate { takes_tools: own.takes_tools || tool_use.is_some(), tool_use, ..own })
     }
 
     /// Makes a template from its text and the special tokens of a `tokenizer_config.json`; `path` names the template in errors.
@@ -262,9 +256,16 @@ fn reads_key(template: &str, key: &str) -> bool {
     })
 }
 
-/// Returns the text of an entry of `chat_template`, where it is a list.
-fn named<'a>(template: &'a Value, name: &str) -> Option<&'a str> {
-    template.as_array()?.iter().find(|entry| entry["name"] == name)?["template"].as_str()
+/// Returns the texts of a `chat_template` with their names: one text, or a list or an object of named ones.
+fn named_texts(template: &Value) -> Option<Vec<(&str, &str)>> {
+    match template {
+        Value::String(text) => Some(vec![("default", text)]),
+        Value::Array(list) => {
+            list.iter().map(|entry| Some((entry["name"].as_str()?, entry["template"].as_str()?))).collect()
+        }
+        Value::Object(all) => all.iter().map(|(name, text)| Some((name.as_str(), text.as_str()?))).collect(),
+        _ => None,
+    }
 }
 
 /// Parses the text of a template; `path` names it in errors.

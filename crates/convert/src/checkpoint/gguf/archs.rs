@@ -2,7 +2,7 @@
 //!
 //! Facts are from llama.cpp: what its converter writes (`conversion/*.py`) and its loader reads (`src/models/*.cpp`).
 
-use super::config::{Arch, LayerNames, StatedModel, layer_type};
+use super::config::{Arch, EXPERT_WIDTH, LayerNames, StatedModel, layer_type};
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ pub static ARCHS: [Arch; 8] = [
     arch("olmoe", "olmoe", olmoe, EXPERTS),
     Arch { has_norms_plus_one: true, ..arch("gemma3", "gemma3_text", gemma3, GEMMA3) },
     arch("gemma4", "gemma4_text", gemma4, GEMMA4),
-    Arch { width: "expert_feed_forward_length", ..arch("gpt-oss", "gpt_oss", gpt_oss, GPT_OSS) },
+    Arch { width: EXPERT_WIDTH, ..arch("gpt-oss", "gpt_oss", gpt_oss, GPT_OSS) },
 ];
 
 const fn arch(
@@ -112,14 +112,20 @@ fn qwen3(s: &StatedModel<'_>, c: &mut Config) -> Result<()> {
 
 fn qwen3moe(s: &StatedModel<'_>, c: &mut Config) -> Result<()> {
     let dense = (0..s.layers).filter(|l| s.names.contains(&*format!("blk.{l}.ffn_gate.weight")));
+    let active = s.size("expert_used_count")?;
+    // Without it, llama.cpp divides the width of all active experts.
+    let width = match s.m.values.contains_key(&s.key(EXPERT_WIDTH)) {
+        true => s.equal_sizes(EXPERT_WIDTH)?,
+        false => s.equal_sizes("feed_forward_length")?.checked_div(active).unwrap_or(0),
+    };
     add(
         c,
         [
             ("use_sliding_window", json!(false)),
             ("attention_bias", json!(s.has_attention_bias())),
             ("num_experts", json!(s.size("expert_count")?)),
-            ("num_experts_per_tok", json!(s.size("expert_used_count")?)),
-            ("moe_intermediate_size", json!(s.equal_sizes("expert_feed_forward_length")?)),
+            ("num_experts_per_tok", json!(active)),
+            ("moe_intermediate_size", json!(width)),
             ("norm_topk_prob", json!(true)),
             ("decoder_sparse_step", json!(1)),
             ("mlp_only_layers", dense.collect()),
@@ -232,7 +238,7 @@ fn gemma4(s: &StatedModel<'_>, c: &mut Config) -> Result<()> {
             [
                 ("num_experts", json!(experts)),
                 ("top_k_experts", json!(s.size("expert_used_count")?)),
-                ("moe_intermediate_size", json!(s.equal_sizes("expert_feed_forward_length")?)),
+                ("moe_intermediate_size", json!(s.equal_sizes(EXPERT_WIDTH)?)),
             ],
         );
     }

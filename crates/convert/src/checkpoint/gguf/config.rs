@@ -16,6 +16,9 @@ const LLAMA3_CONTEXT: u64 = 8192;
 /// Largest difference of a divisor from the one that parameters give, as a share; converters compute in f32.
 const DIVISOR_TOLERANCE: f64 = 1e-4;
 
+/// Key of the width of an expert.
+pub const EXPERT_WIDTH: &str = "expert_feed_forward_length";
+
 /// Names of tensors under `blk.N.`, and under `model.layers.N.` of a Hugging Face checkpoint.
 pub type LayerNames = &'static [(&'static str, &'static str)];
 
@@ -61,7 +64,12 @@ pub fn config(s: &StatedModel<'_>) -> Result<Map<String, Value>> {
     set("hidden_size", json!(s.size("embedding_length")?));
     set("num_hidden_layers", json!(s.layers));
     set("num_attention_heads", json!(s.equal_sizes("attention.head_count")?));
-    set("intermediate_size", json!(s.equal_sizes(s.arch.width)?));
+    // A model of experts alone may name only their width.
+    let is_named = |name: &str| s.m.values.contains_key(&s.key(name));
+    let has_dense = s.names.iter().any(|name| name.ends_with(".ffn_gate.weight"));
+    let is_of_experts = !has_dense && !is_named(s.arch.width) && is_named(EXPERT_WIDTH);
+    let width = if is_of_experts { EXPERT_WIDTH } else { s.arch.width };
+    set("intermediate_size", json!(s.equal_sizes(width)?));
     if let Some(window) = s.window()? {
         set("sliding_window", json!(window));
     }

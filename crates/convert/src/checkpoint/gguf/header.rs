@@ -295,7 +295,7 @@ fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> HeadResult<
 }
 
 /// Types that are read, by their numbers in GGML.
-pub const TYPES: [(u32, Dtype); 31] = [
+pub const TYPES: [(u32, Dtype); 33] = [
     (0, Dtype::F32),
     (1, Dtype::F16),
     (2, Dtype::Q4_0),
@@ -327,6 +327,8 @@ pub const TYPES: [(u32, Dtype); 31] = [
     (35, Dtype::Tq2_0),
     (39, Dtype::Mxfp4),
     (40, Dtype::Nvfp4),
+    (41, Dtype::Q1_0),
+    (42, Dtype::Q2_0),
 ];
 
 /// Returns the type with this number of GGML's.
@@ -340,7 +342,6 @@ fn dtype(number: u32, what: &str) -> HeadResult<Dtype> {
         15 => " (q8_K)",
         31..=33 => " (q4_0 in another order)",
         36..=38 => " (iq4_nl in another order)",
-        41 => " (q1_0)",
         _ => "",
     };
     Err(RefusedFile::Unsupported(format!("{what}: GGML type {number}{name}; read are {}", known.join(", "))))

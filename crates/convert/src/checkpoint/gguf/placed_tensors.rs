@@ -20,11 +20,19 @@ pub struct TensorBytes {
     file: usize,
     dtype: Dtype,
     bytes: Range<usize>,
+    /// Factors, one for each `elements` elements; none of a tensor without.
+    scales: Vec<f32>,
+    elements: u64,
 }
 
 impl TensorBytes {
     fn dequantize(&self, files: &[GgufFile], first: u64, out: &mut [f32]) {
         dequantize(self.dtype, &files[self.file].map[self.bytes.clone()], first as usize, out);
+        if !self.scales.is_empty() {
+            in_pieces(first, self.elements, out, |piece, _, out| {
+                out.iter_mut().for_each(|w| *w *= self.scales[piece as usize]);
+            });
+        }
     }
 }
 
@@ -97,11 +105,25 @@ pub fn placed_tensors(
 ) -> Result<Vec<(TensorInfo, TensorPlace)>> {
     let mut found: BTreeMap<String, (TensorInfo, TensorPlace)> = BTreeMap::new();
     let mut halves: BTreeMap<String, [Option<FileTensor<'_>>; 2]> = BTreeMap::new();
-    let all = files.iter().enumerate().flat_map(|(index, file)| {
-        file.head.tensors.iter().map(move |tensor| FileTensor { tensor, path: &file.path, file: index })
-    });
-    for t in all.filter(|t| t.tensor.name != ROPE_FREQS) {
+    let all = || {
+        files.iter().enumerate().flat_map(|(index, file)| {
+            file.head.tensors.iter().map(move |tensor| FileTensor { tensor, path: &file.path, file: index })
+        })
+    };
+    let names: BTreeMap<&str, FileTensor<'_>> = all().map(|t| (t.tensor.name.as_str(), t)).collect();
+    let scales = |t: FileTensor<'_>| -> Result<Vec<f32>> {
+        let name = t.tensor.name.strip_suffix(".weight").map(|name| format!("{name}.scale"));
+        let of_weight = name.filter(|name| hf_name(arch, name).is_none());
+        let factors = of_weight.and_then(|name| names.get(name.as_str()));
+        factors.map_or(Ok(Vec::new()), |factors| factors.as_scales(&t.tensor.shape, files))
+    };
+    for t in all().filter(|t| t.tensor.name != ROPE_FREQS) {
         let Some((name, role)) = hf_name(arch, &t.tensor.name) else {
+            // The converter writes both beside NVFP4's weights. Inputs are not rounded here.
+            let of = [".scale", ".input_scale"].iter().find_map(|end| t.tensor.name.strip_suffix(end));
+            if of.is_some_and(|of| names.contains_key(&*format!("{of}.weight"))) {
+                continue;
+            }
             return Err(t.invalid("this model has none of that name".into()));
         };
         let place = match role {
@@ -113,9 +135,9 @@ pub fn placed_tensors(
                 halves.entry(name).or_default()[1] = Some(t);
                 continue;
             }
-            Role::Whole => TensorPlace::Whole(t.bytes()),
-            Role::LessOne => TensorPlace::LessOne(t.bytes()),
-            Role::PairedRows => t.paired_rows(head_dim)?,
+            Role::Whole => TensorPlace::Whole(t.bytes(scales(t)?)),
+            Role::LessOne => TensorPlace::LessOne(t.bytes(scales(t)?)),
+            Role::PairedRows => t.paired_rows(head_dim, scales(t)?)?,
         };
         found.insert(name.clone(), (t.info(name, t.tensor.shape.clone(), 0), place));
     }
@@ -142,7 +164,8 @@ pub fn placed_tensors(
         let elements = shape[1..].iter().product();
         // Both tensors are in the files and do not overlap, so twice the elements of one are below 2^64.
         shape[1] *= 2;
-        let place = TensorPlace::Joined { gate: gate.bytes(), up: up.bytes(), elements };
+        let place =
+            TensorPlace::Joined { gate: gate.bytes(scales(gate)?), up: up.bytes(scales(up)?), elements };
         found.insert(name.clone(), (gate.info(name, shape, up.tensor.bytes.len()), place));
     }
     Ok(found.into_values().collect())
@@ -157,8 +180,23 @@ struct FileTensor<'a> {
 }
 
 impl FileTensor<'_> {
-    fn bytes(&self) -> TensorBytes {
-        TensorBytes { file: self.file, dtype: self.tensor.dtype, bytes: self.tensor.bytes.clone() }
+    fn bytes(&self, scales: Vec<f32>) -> TensorBytes {
+        let GgufTensor { dtype, bytes, shape, .. } = self.tensor;
+        let elements = shape.iter().product::<u64>() / scales.len().max(1) as u64;
+        TensorBytes { file: self.file, dtype: *dtype, bytes: bytes.clone(), scales, elements }
+    }
+
+    /// Reads factors of a weight of a shape: one of all, or one of each expert.
+    fn as_scales(&self, of: &[u64], files: &[GgufFile]) -> Result<Vec<f32>> {
+        let count = self.tensor.shape.iter().product::<u64>();
+        let experts = of.first().copied().filter(|_| of.len() == 3);
+        if self.tensor.dtype != Dtype::F32 || (count != 1 && Some(count) != experts) {
+            let (dtype, shape) = (self.tensor.dtype.name(), &self.tensor.shape);
+            return Err(self.invalid(format!("{dtype} {shape:?}, expected one f32, or one of each expert")));
+        }
+        let mut out = vec![0.0; count as usize];
+        self.bytes(Vec::new()).dequantize(files, 0, &mut out);
+        Ok(out)
     }
 
     fn info(&self, name: String, shape: Vec<u64>, more_bytes: usize) -> TensorInfo {
@@ -175,7 +213,7 @@ impl FileTensor<'_> {
         Error::invalid(self.path, format!("tensor `{}`: {what}", self.tensor.name.escape_debug()))
     }
 
-    fn paired_rows(&self, head: u64) -> Result<TensorPlace> {
+    fn paired_rows(&self, head: u64, scales: Vec<f32>) -> Result<TensorPlace> {
         let [rows, columns] = match self.tensor.shape[..] {
             [rows] => [rows, 1],
             [rows, columns] => [rows, columns],
@@ -190,6 +228,6 @@ impl FileTensor<'_> {
                 self.invalid(format!("{rows} rows, expected heads of an even number of rows, not {head}"))
             );
         }
-        Ok(TensorPlace::PairedRows { rows: self.bytes(), head, columns })
+        Ok(TensorPlace::PairedRows { rows: self.bytes(scales), head, columns })
     }
 }

@@ -111,10 +111,17 @@ fn a_file_goes_before_the_bundles_templates() {
     assert_eq!(text(Some(&at("own.jinja"))).unwrap(), "own");
     assert!(text(Some(&at("none.jinja"))).unwrap_err().to_string().contains("none.jinja"));
     std::fs::remove_file(at(TEMPLATE_FILE)).unwrap();
-    for wrong in
-        [json!({"chat_template": 3}), json!({"chat_template": [{"name": "tool_use", "template": "t"}]})]
-    {
-        std::fs::write(at(CONFIG_FILE), wrong.to_string()).unwrap();
+    for (template, rendered) in [
+        (json!({"default": "object", "tool_use": "t"}), "object"),
+        (json!([{"name": "rag", "template": "first"}, {"name": "tool_use", "template": "t"}]), "first"),
+        (json!([]), ""),
+        (json!({}), ""),
+    ] {
+        std::fs::write(at(CONFIG_FILE), json!({"chat_template": template}).to_string()).unwrap();
+        assert_eq!(text(None).unwrap(), rendered, "{template}");
+    }
+    for wrong in [json!(3), json!([1]), json!({"default": null})] {
+        std::fs::write(at(CONFIG_FILE), json!({"chat_template": wrong}).to_string()).unwrap();
         assert!(text(None).unwrap_err().to_string().contains("chat_template: neither"), "{wrong}");
     }
     std::fs::write(at(CONFIG_FILE), "[1]").unwrap();

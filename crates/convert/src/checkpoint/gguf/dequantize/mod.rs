@@ -55,6 +55,8 @@ pub fn dequantize(dtype: Dtype, bytes: &[u8], first: usize, out: &mut [f32]) {
         Dtype::Tq2_0 => blocks(bytes, first, out, tq2_0),
         Dtype::Mxfp4 => blocks(bytes, first, out, mxfp4),
         Dtype::Nvfp4 => blocks(bytes, first, out, nvfp4),
+        Dtype::Q1_0 => blocks(bytes, first, out, q1_0),
+        Dtype::Q2_0 => blocks(bytes, first, out, q2_0),
     }
 }
 
@@ -204,6 +206,24 @@ fn nvfp4(b: &[u8; 36], out: &mut [f32; 64]) {
     }
 }
 
+/// Decodes `d` for a one, `-d` for a zero from a block `f16 d | 128 bits`, the lowest bit of a byte first.
+#[inline(always)]
+fn q1_0(b: &[u8; 18], out: &mut [f32; 128]) {
+    let d = half_at(b, 0);
+    for (j, o) in out.iter_mut().enumerate() {
+        *o = if b[2 + j / 8] >> (j % 8) & 1 == 1 { d } else { -d };
+    }
+}
+
+/// Decodes `d * (q - 1)` from a block `f16 d | 64 q of two bits`, the lowest bits of a byte first.
+#[inline(always)]
+fn q2_0(b: &[u8; 18], out: &mut [f32; 64]) {
+    let d = half_at(b, 0);
+    for (j, o) in out.iter_mut().enumerate() {
+        *o = f32::from((b[2 + j / 4] >> (2 * (j % 4)) & 3) as i8 - 1) * d;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +249,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Checks the types that the `gguf` package does not decode, against llama.cpp's formulas.
+    #[test]
+    fn one_and_two_bits_are_signs_and_thirds() {
+        let mut block = [0; 18];
+        block[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        (block[2], block[17]) = (0b1110_0100, 0b1000_0000);
+        let mut out = [0f32; 128];
+        dequantize(Dtype::Q1_0, &block, 0, &mut out);
+        assert_eq!(out[..8], [-0.5, -0.5, 0.5, -0.5, -0.5, 0.5, 0.5, 0.5]);
+        assert_eq!(out[126..], [-0.5, 0.5]);
+        dequantize(Dtype::Q2_0, &block, 0, &mut out[..64]);
+        assert_eq!(out[..4], [-0.5, 0.0, 0.5, 1.0]);
+        assert_eq!(out[62..64], [-0.5, 0.5]);
     }
 
     #[test]
