@@ -1,7 +1,7 @@
 //! Compiles the packages of a bundle, and loads their functions, each in a child process.
 
 use crate::caches::ModelFiles;
-use crate::child_work::{LoadSeconds, Work};
+use crate::child::{LoadSeconds, Work};
 use crate::listener::Listener;
 use crate::risky_steps::{StepError, StepFailure, StepResult, StepShard, finding, run_step};
 use anemoe_bundle::{Chain, Shard};
@@ -78,7 +78,7 @@ impl BundleSteps<'_> {
         &self,
         shard: &Shard,
         compiled: PathBuf,
-        work: fn(ModelFiles) -> Work,
+        work: impl FnOnce(ModelFiles) -> Work,
     ) -> StepResult<T> {
         let functions = shard.functions.iter().map(|f| f.name.clone()).collect();
         let model = ModelFiles { package: self.package(shard), compiled, functions };

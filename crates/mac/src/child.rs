@@ -1,17 +1,26 @@
-//! The child process, and how its parent waits for it.
+//! Risky work in a process of its own, so that a crash or a hang becomes a report, and how its parent waits for it.
 //!
 //! ```text
-//! parent --the work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
-//!                                                   --reports of progress, a line each-->
+//! parent --Work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
+//!                                                --reports of progress, a line each-->
 //!        --standard input: `stop` ends endless work; its end tells the child that the parent is gone
 //! ```
 
+use crate::caches::{ModelFiles, compiled_models};
+use crate::form_trial::{Trial, run_trial};
+use crate::soak::{SoakLength, run_until, soak};
+use anemoe_bundle::Chain;
 use anemoe_coreml::causes::End;
+use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
 use anemoe_io::{Error, Result};
+use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
+use anemoe_runtime::cpu::CpuBackend;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +39,59 @@ const MAX_LINE: u64 = 256 << 20;
 /// Line that tells a child that it may stop.
 const STOP: &str = "stop";
 
+/// Work of a child.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Compiles a package.
+    Compile(ModelFiles),
+    /// Loads functions, one after the other: [`LoadSeconds`].
+    Load(ModelFiles),
+    /// Asks for the plans of functions, as for the CPU alone if `cpu_only`: a list of operations by function.
+    Plan { model: ModelFiles, cpu_only: bool },
+    /// Runs the trial of a form, these packages on Core ML: [`crate::form_trial::TrialFigures`].
+    Measure { trial: Box<Trial>, models: Vec<ModelFiles>, tokens: usize, calls: usize },
+    /// Soaks a bundle, the shards `only` on Core ML, or all if it is empty: [`crate::soak::SoakFigures`].
+    Soak { bundle: PathBuf, only: Vec<String>, length: SoakLength },
+    /// Runs a bundle on Core ML until it is told to stop, and reports progress once everything is loaded: tokens per
+    /// second.
+    Run { bundle: PathBuf },
+    /// Runs a whole command: [`CommandDone`].
+    Command { command: String, arguments: Vec<String> },
+}
+
+/// Result of [`Work::Command`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CommandDone {
+    /// True if the command's gate passed, or the command has no gate.
+    pub passed: bool,
+    /// Document of the command.
+    pub document: Value,
+}
+
+/// Seconds to load each function, by name.
+pub type LoadSeconds = BTreeMap<String, f64>;
+
+impl Work {
+    /// Returns the name of the step, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::Compile(_) => "compile",
+            Work::Load(_) => "load",
+            Work::Plan { .. } => "plan",
+            Work::Measure { .. } => "measure",
+            Work::Soak { .. } => "soak",
+            Work::Run { .. } => "run",
+            Work::Command { .. } => "command",
+        }
+    }
+
+    /// Does the work in a child and waits for it, at most for `limit`.
+    pub fn run(&self, limit: Duration) -> Result<Ended> {
+        Worker::start(self)?.wait(limit)
+    }
+}
+
 /// End of a piece of work: its reason is empty, and its document is there, if it is done.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ended {
@@ -45,7 +107,7 @@ pub struct Ended {
 
 impl Ended {
     /// Makes the end of work that leaves no document.
-    pub fn without_document(end: End, reason: impl Into<String>) -> Ended {
+    pub fn new(end: End, reason: impl Into<String>) -> Ended {
         Ended { end, reason: reason.into(), document: Value::Null }
     }
 
@@ -78,7 +140,8 @@ pub struct Worker {
     /// True if the user reads the child's messages as they come.
     speaks: bool,
     last: Option<Reply>,
-    progress: u64,
+    /// Last number that the child has reported; 0 before.
+    pub progress: u64,
     /// Time of the last report, or of the child's start.
     heard: Instant,
 }
@@ -88,8 +151,9 @@ fn failed(e: std::io::Error) -> Error {
 }
 
 impl Worker {
-    /// Starts a child that does `work`; its messages go on to standard error if it `speaks`.
-    pub fn start(work: &impl Serialize, speaks: bool) -> Result<Worker> {
+    /// Starts a child that does `work`. The messages of a whole command go on to standard error.
+    pub fn start(work: &Work) -> Result<Worker> {
+        let speaks = matches!(work, Work::Command { .. });
         let program = std::env::current_exe().map_err(failed)?;
         let line = serde_json::to_string(work).map_err(|e| failed(e.into()))?;
         let mut command = Command::new(program);
@@ -106,11 +170,6 @@ impl Worker {
         }
         worker.tell(&line);
         Ok(worker)
-    }
-
-    /// Returns the last number that the child was heard to report; 0 before.
-    pub fn progress(&self) -> u64 {
-        self.progress
     }
 
     /// Tells the child that it may stop, if its work has no end of its own.
@@ -135,37 +194,33 @@ impl Worker {
     /// Waits for the end of the child, and ends a child that reports nothing for `limit`: before the first report, between
     /// two, or after the last. Work that reports has no limit as a whole.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
-        let in_time = loop {
-            match self.hear(self.heard + limit) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Timeout) => break false,
-                // Standard output is closed: the process has ended.
-                Err(RecvTimeoutError::Disconnected) => break true,
+        let why = loop {
+            if let Err(why) = self.hear(self.heard + limit) {
+                break why;
             }
         };
-        if !in_time {
+        // Otherwise standard output is closed: the process has ended.
+        let is_hung = why == RecvTimeoutError::Timeout;
+        if is_hung {
             // The child may have ended meanwhile.
             let _ = self.child.kill();
         }
         let status = self.child.wait().map_err(failed)?;
         drop(self.input.take());
         let said = self.words.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let (end, reason) = match self.last.take() {
-            _ if !in_time => (End::Hung, format!("no progress for {:.0} s (--timeout)", limit.as_secs_f64())),
-            Some(Reply::Done(document)) if status.success() => {
-                return Ok(Ended { end: End::Done, reason: String::new(), document });
-            }
-            Some(Reply::Failed(what)) => (End::Refused, what),
-            _ => (End::Crashed, describe(status)),
-        };
         // Core ML's compiler writes its messages to standard error; what a child that speaks has said was read already.
-        let reason = match end {
-            _ if said.is_empty() => reason,
-            End::Refused if self.speaks => reason,
-            End::Refused => format!("{reason}; {said}"),
-            _ => format!("{reason}: {said}"),
-        };
-        Ok(Ended::without_document(end, reason))
+        let with_said =
+            |what: String, sign| if said.is_empty() { what } else { format!("{what}{sign} {said}") };
+        Ok(match self.last.take() {
+            _ if is_hung => {
+                let what = format!("no progress for {:.0} s (--timeout)", limit.as_secs_f64());
+                Ended::new(End::Hung, with_said(what, ":"))
+            }
+            Some(Reply::Done(document)) if status.success() => Ended::with_faults(String::new(), document),
+            Some(Reply::Failed(what)) if self.speaks => Ended::new(End::Refused, what),
+            Some(Reply::Failed(what)) => Ended::new(End::Refused, with_said(what, ";")),
+            _ => Ended::new(End::Crashed, with_said(describe(status), ":")),
+        })
     }
 
     /// Hears one reply of the child, at most until the time `until`.
@@ -222,21 +277,6 @@ fn describe(status: ExitStatus) -> String {
     format!("{status}")
 }
 
-/// The child's link to its parent during the work.
-pub struct ParentLink(Arc<AtomicBool>);
-
-impl ParentLink {
-    /// Reports progress: a number above 0 that the work counts. The process ends when its parent is gone.
-    pub fn report(&self, number: u64) {
-        let _ = say(&Reply::Progress(number));
-    }
-
-    /// Tells whether the parent has said that the work may stop.
-    pub fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
 /// Writes a line for the parent, apart from whatever Core ML has printed.
 fn say(reply: &Reply) -> std::io::Result<()> {
     let line = serde_json::to_string(reply)?;
@@ -244,17 +284,31 @@ fn say(reply: &Reply) -> std::io::Result<()> {
     writeln!(out, "\n{line}").and_then(|()| out.flush())
 }
 
-/// Serves a parent as its child: reads the work, does it with `work`, and replies.
-pub fn serve<W: DeserializeOwned>(
-    work: impl FnOnce(W, &ParentLink) -> std::result::Result<Value, String>,
-) -> Result<()> {
+/// Converts the result of a child's work to JSON.
+pub fn to_value(result: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(result).map_err(|e| Error::usage(format!("result of a step: {e}")))
+}
+
+/// Reads the result of a child's work.
+pub fn from_value<T: DeserializeOwned>(result: Value) -> Result<T> {
+    serde_json::from_value(result).map_err(|e| Error::usage(format!("result of a step: {e}")))
+}
+
+/// Runs a whole command, given its name and arguments.
+type CommandRunner = dyn Fn(&str, &[String]) -> std::result::Result<CommandDone, String>;
+
+/// Serves a parent as its child: reads the work, does it, with `command` for whole commands, and replies.
+///
+/// # Errors
+/// Standard input holds no work.
+pub fn serve_parent(command: &CommandRunner) -> Result<()> {
     let mut line = String::new();
     let mut input = BufReader::new(std::io::stdin());
     input.read_line(&mut line).map_err(failed)?;
-    let asked = serde_json::from_str(&line)
+    let work = serde_json::from_str(&line)
         .map_err(|_| Error::usage("`step` is for anemoe itself: it does one step of another command"))?;
     let stopped = Arc::new(AtomicBool::new(false));
-    let link = ParentLink(stopped.clone());
+    let is_stopped = stopped.clone();
     let watch = move || {
         for line in input.lines().map_while(std::io::Result::ok) {
             stopped.fetch_or(line == STOP, Ordering::SeqCst);
@@ -263,5 +317,79 @@ pub fn serve<W: DeserializeOwned>(
         std::process::exit(ORPHANED);
     };
     Builder::new().spawn(watch).map_err(failed)?;
-    say(&work(asked, &link).map_or_else(Reply::Failed, Reply::Done)).map_err(failed)
+    let mut told = |number| {
+        let _ = say(&Reply::Progress(number));
+        is_stopped.load(Ordering::SeqCst)
+    };
+    let done = perform(work, &mut told, command);
+    say(&done.map_or_else(|e| Reply::Failed(e.to_string()), Reply::Done)).map_err(failed)
+}
+
+/// Does work. `told` hears numbers above 0 that the work counts, and tells whether the work may stop.
+fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, command: &CommandRunner) -> Result<Value> {
+    match work {
+        Work::Compile(model) => anemoe_coreml::compile(&model.package, &model.compiled).map(|_| Value::Null),
+        Work::Load(model) => to_value(&load(model)?),
+        Work::Plan { model: ModelFiles { package, compiled, functions }, cpu_only } => {
+            let units = if cpu_only { ComputeUnits::CpuOnly } else { ComputeUnits::CpuAndNeuralEngine };
+            let named = functions.len() > 1;
+            let plan = |name: &String| Ok((name.clone(), plan_of(&package, &compiled, name, named, units)?));
+            to_value(&functions.iter().map(plan).collect::<Result<Vec<_>>>()?)
+        }
+        Work::Measure { trial, models, tokens, calls } => {
+            let packages = models.iter().map(|m| m.package.clone()).collect();
+            let backend = Mixed { packages, core_ml: core_ml_for(models)?, cpu: CpuBackend::default() };
+            to_value(&run_trial(&trial, &backend, tokens, calls)?)
+        }
+        Work::Soak { bundle, only, length } => {
+            let (chain, core_ml) = core_ml_of(&bundle)?;
+            let on_core_ml = chain.shards.iter().filter(|s| only.is_empty() || only.contains(&s.name));
+            let packages = on_core_ml.map(|shard| bundle.join(&shard.file)).collect();
+            let backend = Mixed { packages, core_ml, cpu: CpuBackend::default() };
+            to_value(&soak(&bundle, &backend, length, told)?)
+        }
+        Work::Run { bundle } => to_value(&run_until(&bundle, &core_ml_of(&bundle)?.1, told)?),
+        Work::Command { command: name, arguments } => {
+            to_value(&command(&name, &arguments).map_err(Error::usage)?)
+        }
+    }
+}
+
+fn load(model: ModelFiles) -> Result<LoadSeconds> {
+    let (package, functions) = (model.package.clone(), model.functions.clone());
+    let backend = core_ml_for(vec![model])?;
+    let mut seconds = LoadSeconds::new();
+    for name in functions {
+        let opened = backend.open(&package)?;
+        let started = Instant::now();
+        opened.prepare(&name)?;
+        seconds.insert(name, started.elapsed().as_secs_f64());
+    }
+    Ok(seconds)
+}
+
+fn core_ml_for(models: Vec<ModelFiles>) -> Result<CoreMlBackend> {
+    let compiled = CompiledModels::of_packages(models.into_iter().map(|m| (m.package, m.compiled)));
+    CoreMlBackend::new(CoreMlSettings { compiled, ..CoreMlSettings::default() })
+}
+
+fn core_ml_of(bundle: &Path) -> Result<(Chain, CoreMlBackend)> {
+    let chain = Chain::read(bundle)?;
+    let compiled = compiled_models(None, bundle, &chain);
+    Ok((chain, CoreMlBackend::new(CoreMlSettings { compiled, ..CoreMlSettings::default() })?))
+}
+
+/// Backend with Core ML for some packages, and the CPU executor for all others.
+struct Mixed {
+    packages: Vec<PathBuf>,
+    core_ml: CoreMlBackend,
+    cpu: CpuBackend,
+}
+
+impl Backend for Mixed {
+    fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>> {
+        let backend: &dyn Backend =
+            if self.packages.iter().any(|p| p == path) { &self.core_ml } else { &self.cpu };
+        backend.open_with(path, caches)
+    }
 }

@@ -9,7 +9,7 @@
 
 use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
-use crate::child_work::Work;
+use crate::child::Work;
 use crate::listener::Listener;
 use crate::risky_steps::{StepFailure, StepShard, finding, run_step};
 use anemoe_bundle::Shard;
@@ -75,20 +75,19 @@ impl BundleSteps<'_> {
         {
             find(first)?;
         }
-        let ask = |shard: &Shard, work: fn(ModelFiles) -> Work| -> Result<PlanAnswer> {
+        let ask = |shard: &Shard, cpu_only: bool| -> Result<PlanAnswer> {
             match find(shard) {
-                Ok(compiled) => finding(self.run(shard, compiled, work)),
+                Ok(compiled) => finding(self.run(shard, compiled, |model| Work::Plan { model, cpu_only })),
                 Err(e) => Ok(Err(StepFailure::new(&shard.name, "plan", End::Refused, e.to_string()))),
             }
         };
         let mut cpu_alone = None;
         for (i, shard) in shards.iter().enumerate() {
             listener.progress("plans", &shard.name, i, shards.len());
-            let plans = match ask(shard, |model| Work::Plan { model, cpu_only: false })? {
+            let plans = match ask(shard, false)? {
                 Ok(plans) => {
                     if cpu_alone.is_none() {
-                        let answer = ask(shard, |model| Work::Plan { model, cpu_only: true })?;
-                        cpu_alone = Some(Control::cpu_alone(&shard.name, Some(answer)));
+                        cpu_alone = Some(Control::cpu_alone(&shard.name, Some(ask(shard, true)?)));
                     }
                     plans
                 }

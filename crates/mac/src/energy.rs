@@ -1,7 +1,6 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
-use crate::child::Ended;
-use crate::child_work::{Work, from_value};
+use crate::child::{Ended, Work, Worker, from_value};
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;
 use serde::Serialize;
@@ -39,12 +38,12 @@ impl PowerReading {
 /// everything is loaded, and ends before the bundle does. `limit` holds for the time before it, and for the end of the
 /// run. Power that cannot be read skips the stage.
 pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<Ended> {
-    let skipped = |why: String| Ok(Ended::without_document(End::Skipped, why));
+    let skipped = |why: String| Ok(Ended::new(End::Skipped, why));
     let at_rest = match power(AT_REST) {
         Ok(power) => power,
         Err(why) => return skipped(why),
     };
-    let mut worker = Work::Run { bundle: bundle.into() }.start()?;
+    let mut worker = Worker::start(&Work::Run { bundle: bundle.into() })?;
     // Without progress the child process has ended, or its time is over.
     let running = worker.wait_for_progress(limit).then(|| power(seconds));
     worker.stop();
@@ -54,7 +53,7 @@ pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<En
         Some(Err(why)) if ended.end == End::Done => return skipped(why),
         _ => {
             let what = format!("the model did not run while power was measured: {}", ended.reason);
-            return Ok(Ended::without_document(End::Failed, what));
+            return Ok(Ended::new(End::Failed, what));
         }
     };
     // Over passes of all token counts.

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::caches::ModelFiles;
-use anemoe_bundle::{Chain, InputBinding, Run, Step};
+use anemoe_bundle::{Chain, InputBinding, Step};
 use anemoe_convert::build::{check_room, write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Family;
@@ -130,8 +130,7 @@ impl FormTrial<'_> {
                 write_shard(self.family, needed, self.importance, &path)?;
             }
         }
-        let width =
-            |seed: &String| Ok((seed.clone(), width_of(seed, &cut.chain, &|name: &str| self.package(name))?));
+        let width = |seed: &String| Ok((seed.clone(), self.width_of(seed, &cut.chain)?));
         Ok(Trial {
             folder: self.folder.clone(),
             own: self.own.iter().map(|s| s.name.clone()).collect(),
@@ -141,6 +140,25 @@ impl FormTrial<'_> {
             parts: self.parts.clone(),
             chain: Chain { vectors, ..cut.chain },
         })
+    }
+
+    /// Returns the width in channels of a register that has to be given, by the inputs that read it.
+    fn width_of(&self, register: &str, chain: &Chain) -> Result<usize> {
+        for step in &chain.steps {
+            let Step::Run(run) = step else { continue };
+            let reads = |binding: &InputBinding| matches!(binding, InputBinding::Register { name, .. } if name == register);
+            let Some((input, _)) = run.inputs.iter().find(|(_, binding)| reads(binding)) else { continue };
+            let opened = Package::open_to_run(&self.package(&run.shard), &[], &WeightFiles::default())?;
+            let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
+            let widths = features.filter(|f| f.name == *input).filter_map(|f| match &f.shape {
+                FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
+                _ => None,
+            });
+            if let Some(width) = widths.min() {
+                return Ok(width);
+            }
+        }
+        Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
     }
 
     /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
@@ -160,31 +178,6 @@ impl FormTrial<'_> {
         cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
         Ok((around, cut))
     }
-}
-
-/// Returns the width in channels of a register that has to be given, by the inputs that read it.
-fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
-    let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
-    let reads = |run: &Run| {
-        let input = run.inputs.iter().find_map(|(input, binding)| match binding {
-            InputBinding::Register { name, .. } if name == register => Some(input.clone()),
-            _ => None,
-        });
-        Some((run.shard.clone(), input?))
-    };
-    for (shard, input) in runs.filter_map(reads) {
-        let path = package(&shard);
-        let opened = Package::open_to_run(&path, &[], &WeightFiles::default())?;
-        let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
-        let widths = features.filter(|f| f.name == input).filter_map(|f| match &f.shape {
-            FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
-            _ => None,
-        });
-        if let Some(width) = widths.min() {
-            return Ok(width);
-        }
-    }
-    Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
 }
 
 /// Runs a trial until its shard has been called `calls` times with `tokens` tokens each. `backend` and the CPU executor

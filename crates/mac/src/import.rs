@@ -4,9 +4,9 @@
 use crate::bundle_compiler::CompileReport;
 use crate::device_check::{DeviceFindings, UNITS};
 use crate::json_file::write_json;
-use crate::mac_report::{MacReport, STAND_IN, chip_slug};
+use crate::mac_report::{DescribedPackage, EntryResult, MacReport, STAND_IN, chip_slug};
 use crate::soak_stage::SoakDocument;
-use crate::stage_list::{BENCH, PACKAGES, StageRecord};
+use crate::stage_list::{BENCH, MAX_REASON, PACKAGES, StageRecord};
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::bench_fit::calibrate;
@@ -22,12 +22,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Longest reason of a stage, in characters.
-const MAX_REASON: usize = 600;
-
-/// Result of a check; the error names the entry.
-type EntryResult<T> = std::result::Result<T, String>;
 
 /// Findings of a report.
 pub struct ReportFindings {
@@ -53,15 +47,9 @@ impl ReportFindings {
     /// # Errors
     /// An entry is not as expected, or contradicts another one; the message names it.
     pub fn of(report: &MacReport) -> EntryResult<ReportFindings> {
-        let PlacedPackages { labels, mut left_out } = PlacedPackages::of(report)?;
-        let rows = rows(report, &labels)?;
-        let profile = match profile(report)? {
-            Ok(profile) => Some(profile),
-            Err(why) => {
-                left_out.push(format!("speed: {why}"));
-                None
-            }
-        };
+        let mut left_out = Vec::new();
+        let rows = rows(report, &labels(report, &mut left_out)?)?;
+        let profile = profile(report)?.map_err(|why| left_out.push(format!("speed: {why}"))).ok();
         Ok(ReportFindings { rows, profile, left_out })
     }
 }
@@ -73,21 +61,22 @@ fn table(rows: &[OutcomeCells]) -> String {
 }
 
 /// Makes one row for each program and label.
-fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> EntryResult<Vec<OutcomeCells>> {
+fn rows(report: &MacReport, labels: &PackageLabels) -> EntryResult<Vec<OutcomeCells>> {
     let system = &report.system;
     let chip = system.system.chip.trim_start_matches("Apple ").to_string();
     let is_known = Chip::parse(&chip).is_some();
     let other = if is_known { String::new() } else { format!(", {chip}") };
-    let mut rows: Vec<OutcomeCells> = Vec::new();
-    let mut alike: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
+    let mut groups: Vec<(&DescribedPackage, [&str; 2], usize)> = Vec::new();
     for p in &report.packages {
-        let Some(&label) = labels.get(&p.name) else { continue };
-        let key = (p.cells.get("program").cloned().unwrap_or_default(), label);
-        if let Some((_, more)) = alike.get_mut(&key) {
-            *more += 1;
-            continue;
+        let Some(label) = labels.get(&p.name) else { continue };
+        let key = [p.cells.get("program").map_or("", String::as_str), label];
+        match groups.iter_mut().find(|(_, of, _)| *of == key) {
+            Some((_, _, more)) => *more += 1,
+            None => groups.push((p, key, 0)),
         }
-        alike.insert(key, (rows.len(), 0));
+    }
+    let row = |(p, [_, label], more): (&DescribedPackage, [&str; 2], usize)| {
+        let alike = if more > 0 { format!(" and {more} alike") } else { String::new() };
         let mut row = p.cells.clone();
         for (column, text) in [
             ("id", format!("{}:{}", report.name, p.name)),
@@ -95,7 +84,7 @@ fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> EntryRes
             ("label", label.to_string()),
             ("chip", if is_known { chip.clone() } else { String::new() }),
             ("os", format!("{} ({}){other}", system.system.os, system.system.build)),
-            ("name", format!("{} {} {} {}", system.model, system.quant, p.kind, p.name)),
+            ("name", format!("{} {} {} {}{alike}", system.model, system.quant, p.kind, p.name)),
             ("source", format!("anemoe {}", system.version)),
         ] {
             row.insert(column.into(), text);
@@ -104,14 +93,9 @@ fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> EntryRes
         outcomes::parse(&table(std::slice::from_ref(&row))).map_err(|e| {
             format!("entry `{PACKAGES}`: package `{}`: {}", p.name, e.trim_start_matches("line 2: "))
         })?;
-        rows.push(row);
-    }
-    for (i, more) in alike.into_values().filter(|(_, more)| *more > 0) {
-        if let Some(name) = rows[i].get_mut("name") {
-            *name += &format!(" and {more} alike");
-        }
-    }
-    Ok(rows)
+        Ok(row)
+    };
+    groups.into_iter().map(row).collect()
 }
 
 /// Calibrates a profile of the chip; the inner error is the reason why there is none.
@@ -141,92 +125,81 @@ fn profile(report: &MacReport) -> EntryResult<std::result::Result<ChipProfile, S
     ChipProfile::parse(&profile.text()).map(Ok).map_err(of_bench)
 }
 
-/// Labels by package, and reasons why packages have none.
-#[derive(Default)]
-struct PlacedPackages {
-    /// Labels, as tables of outcomes have them.
-    labels: BTreeMap<String, &'static str>,
-    /// Findings that say nothing of a place, and the reasons.
-    left_out: Vec<String>,
-}
+/// Labels by package, as tables of outcomes have them.
+type PackageLabels = BTreeMap<String, &'static str>;
 
-impl PlacedPackages {
-    /// Reads the labels. A package that does not load or run has the label of that failure, whatever its plan says.
-    /// Fails if a document names a package that the report does not have, or another machine.
-    fn of(report: &MacReport) -> EntryResult<PlacedPackages> {
-        let mut placed = PlacedPackages::default();
-        if let Some(plan) = &report.plan {
-            placed.plans(report, plan)?;
-        }
-        let compile: CompileReport = report.document("compile")?;
-        for f in &compile.failures {
-            report.expect_package(&f.what, "stages/compile.json")?;
-            placed.failure("compile", &f.what, f.end, &f.message, "COMPILE_FAIL");
-        }
-        let soak: SoakDocument = report.document("soak")?;
-        for s in &soak.shards {
-            report.expect_package(&s.shard, "stages/soak.json")?;
-            placed.failure("soak", &s.shard, s.ended.end, &s.ended.reason, "RUNTIME_FAIL");
-        }
-        Ok(placed)
-    }
-
-    fn failure(&mut self, stage: &str, package: &str, end: End, reason: &str, label: &'static str) {
+/// Reads the labels, and adds findings that say nothing of a place to `left_out`. A package that does not load or run has
+/// the label of that failure, whatever its plan says. Fails if a document names a package that the report does not have,
+/// or another machine.
+fn labels(report: &MacReport, left_out: &mut Vec<String>) -> EntryResult<PackageLabels> {
+    let mut labels = match &report.plan {
+        Some(plan) => planned_labels(report, plan, left_out)?,
+        None => PackageLabels::new(),
+    };
+    let compile: CompileReport = report.document("compile")?;
+    let soak: SoakDocument = report.document("soak")?;
+    let compiled = compile.failures.iter().map(|f| ("compile", &f.what, f.end, &f.message, "COMPILE_FAIL"));
+    let soaked = soak.shards.iter().map(|s| (&s.shard, &s.ended));
+    let soaked = soaked.map(|(shard, s)| ("soak", shard, s.end, &s.reason, "RUNTIME_FAIL"));
+    for (stage, package, end, reason, label) in compiled.chain(soaked) {
+        report.expect_package(package, &format!("stages/{stage}.json"))?;
         match end {
             End::Refused | End::Crashed => {
-                self.labels.insert(package.into(), label);
+                labels.insert(package.clone(), label);
             }
             End::Hung => {
-                self.labels.remove(package);
-                self.left_out.push(format!("{package}: {stage} hung, which patience may cure"));
+                labels.remove(package);
+                left_out.push(format!("{package}: {stage} hung, which patience may cure"));
             }
-            End::Failed => {
-                self.left_out.push(format!("{package}: {reason}, which says nothing of its place"));
-            }
+            End::Failed => left_out.push(format!("{package}: {reason}, which says nothing of its place")),
             End::Done | End::Skipped => {}
         }
     }
+    Ok(labels)
+}
 
-    fn plans(&mut self, report: &MacReport, plan: &PlanReport) -> EntryResult<()> {
-        let system = &report.system.system;
-        if (&plan.chip, &plan.os) != (&system.chip, &system.os) {
-            return Err(format!(
-                "entry `plan.json`: it is of {} and {}, where system.json says {} and {}",
-                plan.chip, plan.os, system.chip, system.os
-            ));
-        }
-        let mut ops: BTreeMap<&str, Vec<&PlannedOp>> = BTreeMap::new();
-        for function in &plan.plans {
-            report.expect_package(&function.package, "plan.json")?;
-            ops.entry(&function.package).or_default().extend(&function.ops);
-        }
-        let controls = report.document::<DeviceFindings>("check")?.controls;
-        let nothing = if controls.is_empty() || controls.iter().any(|control| !control.pass) {
-            Some("not every negative control of check passed, so plans say nothing".to_string())
-        } else {
-            (plan.compute_units != UNITS)
-                .then(|| format!("compute units {}, where {UNITS} counts", plan.compute_units))
-        };
-        if let Some(why) = nothing {
-            self.left_out.push(format!("placement: {why}"));
-            return Ok(());
-        }
-        for (package, ops) in ops {
-            let c = DeviceCounts::of(ops);
-            let label = match (c.ane, c.gpu, c.cpu, c.none) {
-                (1.., 0, 0, 0) => "ANE_ALL",
-                (0, 0, 1.., 0) => "CPU_ALL",
-                (0, 1.., 0, 0) => "GPU_ALL",
-                (_, gpu, cpu, _) if gpu + cpu > 0 => "MIXED",
-                _ => {
-                    self.left_out.push(format!("{package}: its plan has no device for {} ops", c.none));
-                    continue;
-                }
-            };
-            self.labels.insert(package.into(), label);
-        }
-        Ok(())
+fn planned_labels(
+    report: &MacReport,
+    plan: &PlanReport,
+    left_out: &mut Vec<String>,
+) -> EntryResult<PackageLabels> {
+    let system = &report.system.system;
+    if (&plan.chip, &plan.os) != (&system.chip, &system.os) {
+        return Err(format!(
+            "entry `plan.json`: it is of {} and {}, where system.json says {} and {}",
+            plan.chip, plan.os, system.chip, system.os
+        ));
     }
+    let mut ops: BTreeMap<&str, Vec<&PlannedOp>> = BTreeMap::new();
+    for function in &plan.plans {
+        report.expect_package(&function.package, "plan.json")?;
+        ops.entry(&function.package).or_default().extend(&function.ops);
+    }
+    let mut labels = PackageLabels::new();
+    let controls = report.document::<DeviceFindings>("check")?.controls;
+    if controls.is_empty() || controls.iter().any(|control| !control.pass) {
+        left_out.push("placement: not every negative control of check passed, so plans say nothing".into());
+        return Ok(labels);
+    }
+    if plan.compute_units != UNITS {
+        left_out.push(format!("placement: compute units {}, where {UNITS} counts", plan.compute_units));
+        return Ok(labels);
+    }
+    for (package, ops) in ops {
+        let c = DeviceCounts::of(ops);
+        let label = match (c.ane, c.gpu, c.cpu, c.none) {
+            (1.., 0, 0, 0) => "ANE_ALL",
+            (0, 0, 1.., 0) => "CPU_ALL",
+            (0, 1.., 0, 0) => "GPU_ALL",
+            (_, gpu, cpu, _) if gpu + cpu > 0 => "MIXED",
+            _ => {
+                left_out.push(format!("{package}: its plan has no device for {} ops", c.none));
+                continue;
+            }
+        };
+        labels.insert(package.into(), label);
+    }
+    Ok(labels)
 }
 
 /// Adds the findings of a report to the evidence, unless they are there. Returns true if they were there already.

@@ -2,14 +2,14 @@
 //! is a finding.
 //!
 //! ```text
-//! child, child_work, risky_steps     processes that work for another one, their work, and what failures mean
+//! child, risky_steps                 processes that work for another one, and what their failures mean
 //! caches, json_file, listener        compiled models; files that a later run goes on with; messages and progress
 //! bundle_compiler                    `anemoe compile`
 //! tune, form_trial                   `anemoe tune`
 //! device_check                       `anemoe check --device`
 //! stage_list, verification           `anemoe verify-on-mac`: the stages as data, and their runner
 //! soak_stage, soak, energy           its stages without a command
-//! mac_report, archive, private       its report
+//! mac_report, private                its report
 //! import                             `anemoe import-report`
 //! ```
 //!
@@ -19,11 +19,9 @@
 //! has run on a Mac yet: `docs/mac.md`.
 #![deny(unsafe_code)]
 
-mod archive;
 mod bundle_compiler;
 mod caches;
 mod child;
-mod child_work;
 mod device_check;
 mod energy;
 mod form_trial;
@@ -39,15 +37,13 @@ mod stage_list;
 mod tune;
 mod verification;
 
-pub use archive::write_archive;
 pub use bundle_compiler::{BundleSteps, CompileReport};
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
-pub use child::Ended;
-pub use child_work::{CommandDone, serve_parent};
+pub use child::{CommandDone, Ended, serve_parent};
 pub use device_check::DeviceFindings;
 pub use import::{ReportFindings, add_evidence};
 pub use listener::Listener;
-pub use mac_report::{MacReport, ReportSystem, report_entries};
+pub use mac_report::{MacReport, ReportSystem, report_entries, write_archive};
 pub use private::PrivateWords;
 pub use soak::SoakLength;
 pub use stage_list::{MacStage, STAGES, StageRecord};

@@ -10,24 +10,35 @@
 //! forms.toml         choice of `tune`
 //! ```
 
-use crate::archive::{ReportArchive, read_archive};
+use crate::child::to_value;
 use crate::json_file::{MAX_BYTES, read_json};
 use crate::private::PrivateWords;
-use crate::stage_list::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord};
-use anemoe_bundle::{CHAIN_FILE, Chain};
+use crate::stage_list::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord, is_entry};
+use anemoe_bundle::{CHAIN_FILE, Chain, sha256};
 use anemoe_coreml::SystemFacts;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::facts;
 use anemoe_gates::residency::outcomes::cells::{OutcomeCells, columns, program_cells};
 use anemoe_gates::residency::program_digest::is_digest;
-use anemoe_io::{Error, Result};
+use anemoe_io::{Error, Output, Result};
 use anemoe_mlpackage::package::Package;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Cursor, Read, Write};
 use std::path::Path;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
+/// Version of the format.
+const FORMAT: u32 = 1;
+/// Entry with the format.
+const REPORT_MANIFEST: &str = "manifest.json";
+/// Largest report that is read, in bytes.
+const MAX_REPORT_BYTES: u64 = 64 << 20;
+/// Largest sum of all entries, in bytes: plans have thousands of ops for each function of a large model.
+const MAX_TOTAL_BYTES: u64 = 128 << 20;
 /// Chip from whose figures a chip is calibrated that the table of chips lacks.
 pub const STAND_IN: &str = "m4-max";
 /// Columns that the import fills itself.
@@ -40,6 +51,18 @@ const MAX_NAME: usize = 200;
 const MAX_CELL: usize = 4096;
 /// Most packages of a report.
 const MAX_PACKAGES: usize = 10_000;
+
+/// Contents of a report, by their names.
+type ReportEntries = BTreeMap<String, Vec<u8>>;
+/// Result of a check; the error names the entry.
+pub type EntryResult<T> = std::result::Result<T, String>;
+
+/// Format of a report, and the program that wrote it.
+#[derive(Serialize, Deserialize)]
+struct ReportManifest {
+    format: u32,
+    generator: String,
+}
 
 /// The machine and the model of a report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -104,22 +127,21 @@ pub fn report_entries(
     records: &[(StageRecord, bool)],
     work: &Path,
     words: &PrivateWords,
-) -> Result<BTreeMap<String, Vec<u8>>> {
-    let mut entries = BTreeMap::new();
-    let mut put = |name: &str, value: serde_json::Result<Value>| {
-        let text = value.and_then(|value| serde_json::to_vec_pretty(&words.document(value)));
-        let text = text.map_err(|e| Error::invalid(work.join(name), e.to_string()))?;
-        entries.insert(name.to_string(), text);
+) -> Result<ReportEntries> {
+    let mut entries = ReportEntries::new();
+    let mut put = |name: &str, value: Value| {
+        let text = serde_json::to_vec_pretty(&words.document(value));
+        entries.insert(name.into(), text.map_err(|e| Error::invalid(work.join(name), e.to_string()))?);
         Ok::<(), Error>(())
     };
-    put(SYSTEM, serde_json::to_value(system))?;
+    put(SYSTEM, to_value(system)?)?;
     for (stage, (record, _)) in STAGES.iter().zip(records) {
         let mut shown = record.clone();
         // Caches and disks of the stage `doctor` tell what else a user has.
         if let Some(map) = shown.ended.document.as_object_mut().filter(|_| stage.name == "doctor") {
             map.retain(|key, _| key != "caches" && key != "disks");
         }
-        put(&stage.entry(), serde_json::to_value(shown))?;
+        put(&stage.entry(), to_value(&shown)?)?;
     }
     let bundle = work.join(BUNDLE);
     if bundle.join(CHAIN_FILE).is_file() {
@@ -132,12 +154,12 @@ pub fn report_entries(
                 cells: program_cells(&facts(package.model())),
             })
         };
-        let packages = Chain::read(&bundle)?.shards.iter().map(describe).collect::<Result<Vec<_>>>()?;
-        put(PACKAGES, serde_json::to_value(packages))?;
+        let packages: Vec<_> = Chain::read(&bundle)?.shards.iter().map(describe).collect::<Result<_>>()?;
+        put(PACKAGES, to_value(&packages)?)?;
     }
     for name in [PLAN, BENCH] {
         if let Some(value) = read_json(&work.join(name)) {
-            put(name, Ok(value))?;
+            put(name, value)?;
         }
     }
     if let Ok(text) = anemoe_io::read_text(&work.join(FORMS), MAX_BYTES) {
@@ -146,48 +168,114 @@ pub fn report_entries(
     Ok(entries)
 }
 
+/// Writes a report. The same entries give the same bytes.
+///
+/// # Errors
+/// The file cannot be written; no partial file stays behind.
+pub fn write_archive(output: &Output, entries: &ReportEntries) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io(output.path(), e);
+    let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
+    let manifest = serde_json::to_vec_pretty(&ReportManifest { format: FORMAT, generator });
+    let manifest = (REPORT_MANIFEST.to_string(), manifest.map_err(|e| failed(e.into()))?);
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Deflated)
+        .last_modified_time(zip::DateTime::default())
+        .unix_permissions(0o644);
+    for (name, bytes) in std::iter::once((&manifest.0, &manifest.1)).chain(entries) {
+        zip.start_file(name.as_str(), options).map_err(|e| failed(e.into()))?;
+        zip.write_all(bytes).map_err(failed)?;
+    }
+    let bytes = zip.finish().map_err(|e| failed(e.into()))?.into_inner();
+    output.write(|file| file.write_all(&bytes)).map_err(failed)
+}
+
+/// Reads a zip archive: only entries of known names, within bounds, whose bytes have the checksums of the archive.
+fn read_archive(bytes: &[u8]) -> EntryResult<ReportEntries> {
+    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|e| format!("no zip archive: {e}"))?;
+    let mut entries = ReportEntries::new();
+    let mut left = MAX_TOTAL_BYTES;
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).map_err(|e| format!("entry {i}: {e}"))?;
+        let name = entry.name().to_string();
+        let of = |what: &str| format!("entry `{}`: {what}", name.escape_debug());
+        if name != REPORT_MANIFEST && !is_entry(&name) {
+            return Err(of("no report has an entry of this name"));
+        }
+        let mut content = Vec::new();
+        // One byte more shows that there is more.
+        let read = (&mut entry).take(left + 1).read_to_end(&mut content);
+        read.map_err(|e| of(&e.to_string()))?;
+        left = left
+            .checked_sub(content.len() as u64)
+            .ok_or_else(|| of(&format!("too large: all entries have {MAX_TOTAL_BYTES} bytes at most")))?;
+        entries.insert(name, content);
+    }
+    Ok(entries)
+}
+
+/// Reads an entry of JSON; none without the entry.
+fn json<T: DeserializeOwned>(entries: &ReportEntries, name: &str) -> EntryResult<Option<T>> {
+    let parsed = entries.get(name).map(|bytes| anemoe_io::json::parse(bytes)).transpose();
+    parsed.map_err(|e| format!("entry `{name}`: {e}"))
+}
+
+/// Reads an entry of JSON that every report has.
+fn expect_json<T: DeserializeOwned>(entries: &ReportEntries, name: &str) -> EntryResult<T> {
+    json(entries, name)?.ok_or_else(|| format!("entry `{name}` is missing"))
+}
+
 impl MacReport {
     /// Reads a report.
     ///
     /// # Errors
     /// The file is no report, or an entry is missing or is not as expected; the message names it.
     pub fn read(path: &Path) -> Result<MacReport> {
-        let archive = read_archive(path)?;
-        MacReport::of(archive).map_err(|what| Error::invalid(path, format!("report: {what}")))
+        let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
+        let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
+        let mut entries = read_archive(&bytes).map_err(invalid)?;
+        let manifest: ReportManifest = expect_json(&entries, REPORT_MANIFEST).map_err(invalid)?;
+        if manifest.format != FORMAT {
+            let what = format!("entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", manifest.format);
+            return Err(Error::unsupported(path, format!("report: {what}")));
+        }
+        entries.remove(REPORT_MANIFEST);
+        MacReport::of(entries, &manifest.generator).map_err(invalid)
     }
 
-    fn of(archive: ReportArchive) -> std::result::Result<MacReport, String> {
-        let missing = |name: &str| format!("entry `{name}` is missing");
-        let system: ReportSystem = archive.json(SYSTEM)?.ok_or_else(|| missing(SYSTEM))?;
+    fn of(mut entries: ReportEntries, generator: &str) -> EntryResult<MacReport> {
+        let system: ReportSystem = expect_json(&entries, SYSTEM)?;
         check_system(&system)?;
         let mut stages = Vec::new();
         for stage in STAGES {
             let name = stage.entry();
-            let record: StageRecord = archive.json(&name)?.ok_or_else(|| missing(&name))?;
+            let record: StageRecord = expect_json(&entries, &name)?;
             if record.stage != stage.name || !record.seconds.is_finite() || record.seconds < 0.0 {
                 let stage = record.stage.escape_debug();
                 return Err(format!("entry `{name}`: stage {stage} in {} s", record.seconds));
             }
             stages.push(record);
         }
-        let packages: Vec<DescribedPackage> = archive.json(PACKAGES)?.unwrap_or_default();
+        let packages: Vec<DescribedPackage> = json(&entries, PACKAGES)?.unwrap_or_default();
         check_packages(&packages)?;
-        let plan = archive.bytes(PLAN).map(PlanReport::parse).transpose();
-        let digest = archive.digest();
+        let plan = entries.get(PLAN).map(|bytes| PlanReport::parse(bytes)).transpose();
+        // It does not depend on the packing of the entries.
+        let hashes = entries.iter().map(|(name, bytes)| format!("{name} {}\n", sha256(bytes)));
+        let digest = sha256(hashes.collect::<String>().as_bytes());
         Ok(MacReport {
             name: format!("{}-{}", chip_slug(&system.system.chip), &digest[..DIGITS]),
-            generator: archive.generator.chars().take(MAX_NAME).collect(),
+            generator: generator.chars().take(MAX_NAME).collect(),
             system,
             packages,
             stages,
             plan: plan.map_err(|e| format!("entry `{PLAN}`: {e}"))?,
-            bench: archive.bytes(BENCH).map(<[u8]>::to_vec),
+            bench: entries.remove(BENCH),
             digest,
         })
     }
 
     /// Reads the document of a stage; the default where it has none.
-    pub fn document<T: DeserializeOwned + Default>(&self, stage: &str) -> std::result::Result<T, String> {
+    pub fn document<T: DeserializeOwned + Default>(&self, stage: &str) -> EntryResult<T> {
         let document = self.stages.iter().find(|r| r.stage == stage).map(|r| r.ended.document.clone());
         let Some(document) = document.filter(|d| !d.is_null()) else { return Ok(T::default()) };
         serde_json::from_value(document)
@@ -195,23 +283,17 @@ impl MacReport {
     }
 
     /// Tells whether the report has a package of this name.
-    pub fn expect_package(&self, name: &str, entry: &str) -> std::result::Result<(), String> {
+    pub fn expect_package(&self, name: &str, entry: &str) -> EntryResult<()> {
         let known = self.packages.iter().any(|p| p.name == name);
         let what = || format!("entry `{entry}`: package `{}` is not in packages.json", name.escape_debug());
         known.then_some(()).ok_or_else(what)
     }
 }
 
-fn check_system(system: &ReportSystem) -> std::result::Result<(), String> {
+fn check_system(system: &ReportSystem) -> EntryResult<()> {
     let s = &system.system;
-    for (what, text) in [
-        ("os", &s.os),
-        ("build", &s.build),
-        ("chip", &s.chip),
-        ("model", &system.model),
-        ("version", &system.version),
-        ("quant", &system.quant),
-    ] {
+    let texts = [&s.os, &s.build, &s.chip, &system.model, &system.version, &system.quant];
+    for (what, text) in ["os", "build", "chip", "model", "version", "quant"].into_iter().zip(texts) {
         if text.trim().is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control) {
             return Err(format!(
                 "entry `{SYSTEM}`: `{what}` is not 1 to {MAX_NAME} characters of plain text"
@@ -224,7 +306,7 @@ fn check_system(system: &ReportSystem) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn check_packages(packages: &[DescribedPackage]) -> std::result::Result<(), String> {
+fn check_packages(packages: &[DescribedPackage]) -> EntryResult<()> {
     if packages.len() > MAX_PACKAGES {
         return Err(format!("entry `{PACKAGES}`: {} packages, more than {MAX_PACKAGES}", packages.len()));
     }

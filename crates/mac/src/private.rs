@@ -73,31 +73,24 @@ impl PrivateWords {
 
 /// Replaces `word` by `stands`, unless a letter or digit is beside it.
 fn replace(text: &str, word: &str, stands: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(word) {
-        let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
-        let left = before.chars().next_back().or_else(|| out.chars().next_back());
-        let is_part = [left, behind.chars().next()].into_iter().flatten().any(char::is_alphanumeric);
-        out += before;
-        out += if is_part { word } else { stands };
-        rest = behind;
+    let (mut out, mut end) = (String::with_capacity(text.len()), 0);
+    for (at, _) in text.match_indices(word) {
+        let beside = [text[..at].chars().next_back(), text[at + word.len()..].chars().next()];
+        if !beside.into_iter().flatten().any(char::is_alphanumeric) {
+            out += &text[end..at];
+            out += stands;
+            end = at + word.len();
+        }
     }
-    out + rest
+    out + &text[end..]
 }
 
 /// Replaces the home folders of all users below `home` by `~`.
 fn without_home(text: &str, home: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(home) {
-        let name = rest[at + home.len()..].find(|c: char| !(c.is_alphanumeric() || "._-".contains(c)));
-        let end = name.map_or(rest.len(), |n| at + home.len() + n);
-        out += &rest[..at];
-        out.push('~');
-        rest = &rest[end..];
-    }
-    out + rest
+    let mut parts = text.split(home);
+    let before = parts.next().unwrap_or_default().to_string();
+    let of_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    parts.fold(before, |out, part| out + "~" + part.trim_start_matches(of_name))
 }
 
 #[cfg(test)]

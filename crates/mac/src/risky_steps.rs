@@ -1,6 +1,6 @@
 //! Steps of a command in child processes, and the meaning of their failures.
 
-use crate::child_work::{Work, from_value};
+use crate::child::{Work, from_value};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::form::ShardForm;
 use anemoe_coreml::causes::{self, Cause, End, STALE};

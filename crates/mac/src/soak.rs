@@ -18,6 +18,7 @@ use anemoe_runtime::backend::Backend;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model, Sequence};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -110,11 +111,12 @@ pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
     length: SoakLength,
-    told: &mut dyn FnMut(u64),
+    told: &mut dyn FnMut(u64) -> bool,
 ) -> Result<SoakFigures> {
     let model = Model::open(bundle, backend)?;
     let mut laps = cycle(model.chain())?;
-    let mut found = SoakFigures { min_cosine: 1.0, ..SoakFigures::default() };
+    let memory_figure = HELD_MEMORY.into();
+    let mut found = SoakFigures { min_cosine: 1.0, memory_figure, ..SoakFigures::default() };
     let of_each = (laps.len() / counts(model.chain()).len().max(1)).max(1) as u64;
     let cycles = length.passes.div_ceil(of_each).max(2);
     let each = (cycles * laps.len() as u64 / SAMPLES as u64).max(1);
@@ -151,7 +153,6 @@ pub fn soak(
     found.median_cosine_with_cpu = beside_cpu(bundle, &laps, &mut || told(found.passes))?;
     (found.growth_per_pass, found.leaks) = growth(&watch.held, watch.each);
     found.memory = watch.held;
-    found.memory_figure = HELD_MEMORY.into();
     found.faults = faults(&found);
     Ok(found)
 }
@@ -182,14 +183,9 @@ pub fn run_until(bundle: &Path, backend: &dyn Backend, told: &mut dyn FnMut(u64)
 }
 
 /// Returns the token counts of the chain's functions, ascending; of a range both ends.
-fn counts(chain: &Chain) -> Vec<usize> {
-    let room = chain.model.max_context;
-    let mut counts: Vec<usize> =
-        chain.tokens.iter().flat_map(|t| [t.min, t.max]).map(|n| n.min(room)).collect();
-    counts.retain(|&n| n > 0);
-    counts.sort_unstable();
-    counts.dedup();
-    counts
+fn counts(chain: &Chain) -> BTreeSet<usize> {
+    let all = chain.tokens.iter().flat_map(|t| [t.min, t.max]).map(|n| n.min(chain.model.max_context));
+    all.filter(|&n| n > 0).collect()
 }
 
 /// Makes the passes of a cycle: every token count in turn, with random tokens, as long as they fit the context with
@@ -225,13 +221,9 @@ fn last(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<Vec<f32>>
 /// as it was.
 fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bool> {
     let at = sequence.position();
-    let mut fork = sequence.fork()?;
-    let forked = last(model, &mut fork, &ids[..1])?;
-    drop(fork);
+    let forked = last(model, &mut sequence.fork()?, &ids[..1])?;
     let bytes = sequence.save(model)?;
-    let mut restored = model.restore(&bytes)?;
-    let again = last(model, &mut restored, &ids[..1])?;
-    drop(restored);
+    let again = last(model, &mut model.restore(&bytes)?, &ids[..1])?;
     let own = last(model, sequence, &ids[..1])?;
     model.truncate(sequence, at)?;
     let cut = last(model, sequence, &ids[..1])?;
@@ -251,7 +243,7 @@ impl SoakFigures {
 }
 
 /// Runs the first cycle on the CPU executor, and returns the median cosine with the recorded logits.
-fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64> {
+fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut() -> bool) -> Result<f64> {
     let model = Model::open(bundle, &CpuBackend::default())?;
     let mut sequence = model.sequence();
     let mut all = Vec::new();
@@ -267,11 +259,8 @@ fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64
 /// all, and rising in nearly every step.
 fn growth(memory: &[u64], passes_between: u64) -> (f64, bool) {
     let behind = memory.get((memory.len() as f64 * WARM_UP) as usize..).unwrap_or_default();
-    let (Some(&first), Some(&end)) = (behind.first(), behind.last()) else { return (0.0, false) };
-    let steps = behind.len().saturating_sub(1);
-    if steps == 0 {
-        return (0.0, false);
-    }
+    let [first, .., end] = *behind else { return (0.0, false) };
+    let steps = behind.len() - 1;
     let rising = behind.windows(2).filter(|w| w[1] > w[0]).count();
     let grown = end.saturating_sub(first);
     let per_pass = (end as f64 - first as f64) / (steps as u64 * passes_between) as f64;
@@ -279,32 +268,27 @@ fn growth(memory: &[u64], passes_between: u64) -> (f64, bool) {
 }
 
 fn faults(found: &SoakFigures) -> Vec<String> {
-    let mut all = Vec::new();
-    if let Some(first) = found.first_wrong {
-        all.push(format!(
-            "{} of {} passes differ from the first ones, the first is number {}: lowest cosine {:.4}, {LEAST_CYCLE_COSINE} is wanted",
-            found.wrong_passes, found.passes, first + 1, found.min_cosine
-        ));
-    }
-    if found.median_cosine_with_cpu < LEAST_COSINE_WITH_CPU {
-        all.push(format!(
-            "median cosine {:.4} with the CPU executor, {LEAST_COSINE_WITH_CPU} is wanted",
-            found.median_cosine_with_cpu
-        ));
-    }
-    if found.wrong_states > 0 {
-        all.push(format!(
-            "{} times a fork, a saved sequence or a cut went on with other logits",
-            found.wrong_states
-        ));
-    }
-    if found.leaks {
-        all.push(format!(
-            "memory rises by {:.0} bytes for each pass, without end ({})",
-            found.growth_per_pass, found.memory_figure
-        ));
-    }
-    all
+    let SoakFigures { passes, wrong_passes, min_cosine, wrong_states, memory_figure, .. } = found;
+    let (with_cpu, growth) = (found.median_cosine_with_cpu, found.growth_per_pass);
+    let first = found.first_wrong.map(|first| first + 1);
+    let all = [
+        first.map(|first| {
+            format!(
+                "{wrong_passes} of {passes} passes differ from the first ones, the first is number {first}: lowest cosine \
+                 {min_cosine:.4}, {LEAST_CYCLE_COSINE} is wanted"
+            )
+        }),
+        (with_cpu < LEAST_COSINE_WITH_CPU).then(|| {
+            format!("median cosine {with_cpu:.4} with the CPU executor, {LEAST_COSINE_WITH_CPU} is wanted")
+        }),
+        (*wrong_states > 0).then(|| {
+            format!("{wrong_states} times a fork, a saved sequence or a cut went on with other logits")
+        }),
+        found.leaks.then(|| {
+            format!("memory rises by {growth:.0} bytes for each pass, without end ({memory_figure})")
+        }),
+    ];
+    all.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

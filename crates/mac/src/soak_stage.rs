@@ -1,7 +1,6 @@
 //! The stage `soak`: soaks the whole bundle, and names the shards at fault where that does not end well.
 
-use crate::child::Ended;
-use crate::child_work::{Work, from_value, to_value};
+use crate::child::{Ended, Work, Worker, from_value, to_value};
 use crate::listener::Listener;
 use crate::soak::{SoakFigures, SoakLength};
 use anemoe_bundle::Chain;
@@ -48,12 +47,17 @@ pub fn soak_stage(
     limit: Duration,
     listener: &dyn Listener,
 ) -> Result<Ended> {
-    let soak = |only: &[String], length: SoakLength| {
-        let mut worker = Work::Soak { bundle: bundle.into(), only: only.to_vec(), length }.start()?;
+    let soak = |only: &[String], length: SoakLength| -> Result<(Ended, Option<SoakFigures>, u64)> {
+        let mut worker = Worker::start(&Work::Soak { bundle: bundle.into(), only: only.to_vec(), length })?;
         let ended = worker.wait(limit)?;
-        Ok((judge(ended)?, worker.progress()))
+        if ended.end != End::Done {
+            return Ok((ended, None, worker.progress));
+        }
+        let figures: SoakFigures = from_value(ended.document)?;
+        let judged = Ended::with_faults(figures.faults.join("; "), Value::Null);
+        Ok((judged, Some(figures), worker.progress))
     };
-    let ((ended, figures), said) = soak(&[], length)?;
+    let (ended, figures, said) = soak(&[], length)?;
     let reached = figures.as_ref().map_or(said, |f| f.first_wrong.unwrap_or(f.passes));
     let reason =
         if figures.is_some() { ended.reason } else { format!("behind {said} passes: {}", ended.reason) };
@@ -65,7 +69,7 @@ pub fn soak_stage(
         let n = all.len();
         shards = find_culprits(all, &|group: &[String]| {
             listener.message(&format!("soak: {} of {n} shards on the device", group.len()));
-            Ok(soak(group, short)?.0.0)
+            Ok(soak(group, short)?.0)
         })?;
     }
     let document = SoakDocument {
@@ -76,15 +80,6 @@ pub fn soak_stage(
         shards,
     };
     Ok(Ended { end: ended.end, reason, document: to_value(&document)? })
-}
-
-/// Judges a soak by its figures; a soak without figures has ended badly already.
-fn judge(ended: Ended) -> Result<(Ended, Option<SoakFigures>)> {
-    if ended.end != End::Done {
-        return Ok((ended, None));
-    }
-    let figures: SoakFigures = from_value(ended.document)?;
-    Ok((Ended::with_faults(figures.faults.join("; "), Value::Null), Some(figures)))
 }
 
 /// Finds the shards that fail, by halving groups down to single shards; all other shards end well together. Shards beyond
@@ -107,7 +102,7 @@ fn find_culprits(mut all: Vec<String>, run: &dyn Fn(&[String]) -> Result<Ended>)
         found.push(ShardEnd { shard: culprit.clone(), ended });
         all.retain(|shard| shard != culprit);
         if all.is_empty() || run(&all)?.end == End::Done {
-            let done = |shard| ShardEnd { shard, ended: Ended::without_document(End::Done, "") };
+            let done = |shard| ShardEnd { shard, ended: Ended::new(End::Done, "") };
             found.extend(all.into_iter().map(done));
             break;
         }
@@ -123,7 +118,7 @@ mod tests {
     fn culprits_are_found_by_halving() {
         let all: Vec<String> = (0..100).map(|i| i.to_string()).collect();
         let runs = std::cell::Cell::new(0);
-        let ended = |bad| Ended::without_document(if bad { End::Crashed } else { End::Done }, "");
+        let ended = |bad| Ended::new(if bad { End::Crashed } else { End::Done }, "");
         let run = |group: &[String]| {
             runs.set(runs.get() + 1);
             Ok(ended(group.iter().any(|s| s == "17" || s == "64")))

@@ -5,10 +5,6 @@ use serde::{Deserialize, Serialize};
 
 /// Bundle in the work folder.
 pub const BUNDLE: &str = "bundle.anemoe";
-/// Folder of the trials of forms.
-pub const TRIALS: &str = "tune";
-/// Golden that is made if the checkpoint has none.
-pub const GOLDEN: &str = "golden.npz";
 /// File and entry with the forms.
 pub const FORMS: &str = "forms.toml";
 /// File and entry with the plan report.
@@ -20,82 +16,62 @@ pub const SYSTEM: &str = "system.json";
 /// Entry with the packages.
 pub const PACKAGES: &str = "packages.json";
 
+/// Longest reason of a stage, in characters.
+pub const MAX_REASON: usize = 600;
+
 /// A stage.
 pub struct MacStage {
     /// Name.
     pub name: &'static str,
     /// Description for people.
     pub what: &'static str,
-    /// [`SOAK`], [`ENERGY`], or a command of anemoe: `@NAME` is a file of the work folder, and words in braces stand for
-    /// settings, see [`crate::verification::Verification`].
+    /// Command of anemoe; empty for the stages `soak` and `energy`. `@NAME` is a file of the work folder, `>NAME` a file or
+    /// folder there that the stage makes, and words in braces stand for settings, see [`crate::verification::Verification`].
     pub job: &'static str,
-    /// Files and folders of the work folder that the stage makes.
-    pub makes: &'static [&'static str],
 }
 
-/// Job of the stage that soaks the bundle.
-pub const SOAK: &str = "soak";
-/// Job of the stage that reads power while the bundle runs.
-pub const ENERGY: &str = "energy";
-
-const fn stage(
-    name: &'static str,
-    what: &'static str,
-    job: &'static str,
-    makes: &'static [&'static str],
-) -> MacStage {
-    MacStage { name, what, job, makes }
+const fn stage(name: &'static str, what: &'static str, job: &'static str) -> MacStage {
+    MacStage { name, what, job }
 }
 
 /// All stages; those behind `build` run its bundle.
 pub const STAGES: [MacStage; 10] = [
-    stage("doctor", "system, chip, memory, disks", "doctor", &[]),
+    stage("doctor", "system, chip, memory, disks", "doctor"),
     stage(
         "tune",
         "each sort of shard in each form: compiled, placed, timed, compared",
-        "tune {checkpoint} -o @forms.toml --work @tune --force --quant {quant} --tokens {tokens} \
+        "tune {checkpoint} -o >forms.toml --work >tune --force --quant {quant} --tokens {tokens} \
              --calls {calls} --timeout {timeout}",
-        &[FORMS, TRIALS],
     ),
     stage(
         "build",
         "the bundle in the forms that were chosen",
-        "build {checkpoint} -o @bundle.anemoe --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
-        &[BUNDLE],
+        "build {checkpoint} -o >bundle.anemoe --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
     ),
     stage(
         "compile",
         "every package compiled, every function loaded",
         "compile @bundle.anemoe --timeout {timeout}",
-        &[],
     ),
     stage(
         "check",
         "where each operation is planned, with negative controls",
-        "check @bundle.anemoe --device --save @plan.json --force --no-journal --timeout {timeout}",
-        &[PLAN],
+        "check @bundle.anemoe --device --save >plan.json --force --no-journal --timeout {timeout}",
     ),
-    stage("soak", "thousands of passes with states, memory and numbers watched", SOAK, &[]),
+    stage("soak", "thousands of passes with states, memory and numbers watched", ""),
     stage(
         "validate",
         "golden gate on the device",
         "validate @bundle.anemoe --golden {golden} --backend coreml --no-journal",
-        &[],
     ),
     stage(
         "bench",
         "speed at each token count",
-        "bench @bundle.anemoe --backend coreml --save @bench.json --force --no-journal --context {context} \
+        "bench @bundle.anemoe --backend coreml --save >bench.json --force --no-journal --context {context} \
              --decode {decode} --verify-tokens {verified} --prefill {prompts}",
-        &[BENCH],
     ),
-    stage(
-        "predict",
-        "speed as predicted, to calibrate by",
-        "predict-speed @bundle.anemoe --chip {chip}",
-        &[],
-    ),
-    stage("energy", "power through powermetrics, where it may be run", ENERGY, &[]),
+    stage("predict", "speed as predicted, to calibrate by", "predict-speed @bundle.anemoe --chip {chip}"),
+    stage("energy", "power through powermetrics, where it may be run", ""),
 ];
 
 /// Record of a stage.
@@ -111,6 +87,11 @@ pub struct StageRecord {
 }
 
 impl MacStage {
+    /// Lists the files and folders of the work folder that the stage makes.
+    pub fn makes(&self) -> impl Iterator<Item = &'static str> {
+        self.job.split(' ').filter_map(|word| word.strip_prefix('>'))
+    }
+
     /// Returns the name of the stage's entry in a report, and of its file in the work folder.
     pub fn entry(&self) -> String {
         format!("stages/{}.json", self.name)

@@ -1,6 +1,6 @@
 //! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
 
-use crate::child_work::{LoadSeconds, Work};
+use crate::child::{LoadSeconds, Work};
 use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, Trial, TrialFigures};
 use crate::json_file::{read_json, write_json};
@@ -307,6 +307,7 @@ impl Tuner<'_> {
     ) -> StepResult<()> {
         let (own, models, form_name) = (trial.own, trial.models(), result.form.clone());
         let form = Some((own[0].kind, form));
+        // Operations of each function, with the most tokens that the function takes; none if a plan is missing.
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
         for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
@@ -317,9 +318,10 @@ impl Tuner<'_> {
             // A form without a plan may still run; its placement is unknown then.
             let plan = Work::Plan { model: model.clone(), cpu_only: false };
             let answer: PlanAnswer = finding(run_step(self.limit, named, &plan))?;
-            let answer = answer.map_err(|failure| listener.message(&failure.lines()));
-            plans = plans.zip(answer.ok()).map(|(mut plans, found)| {
-                plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
+            let answer = answer.map_err(|failure| listener.message(&failure.lines())).ok();
+            plans = plans.zip(answer).map(|(mut plans, found)| {
+                let widths = shard.functions.iter().map(|f| f.tokens.max);
+                plans.extend(widths.zip(found.into_iter().map(|(_, ops)| ops)));
                 plans
             });
         }
@@ -327,8 +329,9 @@ impl Tuner<'_> {
         result.placement = FormPlacement::of(plans.iter().flat_map(|(_, ops)| ops));
         for (i, judged) in result.tokens.iter_mut().enumerate() {
             let tokens = judged.tokens;
-            let called = functions_called(own, tokens);
-            let own_plans = plans.iter().filter(|(function, _)| called.contains(function));
+            let widths = own.iter().flat_map(|s| &s.functions).map(|f| f.tokens.max);
+            let called = widths.filter(|width| *width >= tokens).min();
+            let own_plans = plans.iter().filter(|(width, _)| Some(*width) == called);
             judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
             listener.progress(&form_name, &name, own.len() + i, total);
@@ -339,19 +342,6 @@ impl Tuner<'_> {
         }
         Ok(())
     }
-}
-
-/// Returns the name of a function with its package, which no other function has.
-fn in_package(shard: &PlannedShard, function: &str) -> String {
-    format!("{}/{function}", shard.name)
-}
-
-/// Lists the functions of a shard's packages that calls of `tokens` tokens use.
-fn functions_called(own: &[&PlannedShard], tokens: usize) -> Vec<String> {
-    let all = || own.iter().flat_map(|s| s.functions.iter().map(move |f| (*s, f)));
-    let width = all().map(|(_, f)| f.tokens.max).filter(|most| *most >= tokens).min();
-    let called = all().filter(|(_, f)| Some(f.tokens.max) == width);
-    called.map(|(shard, f)| in_package(shard, &f.name)).collect()
 }
 
 /// Returns a note on calls of more than one token; empty for one token.
@@ -397,9 +387,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
     let fastest = placed.iter().copied().map(time).fold(f64::INFINITY, f64::min);
     let near = |i: &&usize| time(**i) <= fastest * (1.0 + SAME_TIME);
     let simplicity = |i: &&usize| (tried[**i].0.differences().len(), **i);
-    let Some(&chosen) = placed.iter().filter(near).min_by_key(simplicity) else {
-        return (None, "no form was measured".into());
-    };
+    let chosen = *placed.iter().filter(near).min_by_key(simplicity).unwrap_or(&placed[0]);
     let place = match best {
         Verdict::Ane => "wholly on the Neural Engine",
         Verdict::Unknown => {

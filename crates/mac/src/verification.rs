@@ -1,20 +1,20 @@
 //! Runs the stages of a verification, each in a process of its own. A later run goes on in the same work folder.
 
-use crate::child::Ended;
-use crate::child_work::{CommandDone, Work, from_value, to_value};
+use crate::child::{CommandDone, Ended, Work, from_value, to_value};
 use crate::energy::measure_energy;
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
 use crate::soak::SoakLength;
 use crate::soak_stage::soak_stage;
-use crate::stage_list::{BUNDLE, ENERGY, FORMS, GOLDEN, MacStage, SOAK, STAGES, StageRecord};
+use crate::stage_list::{BUNDLE, FORMS, MAX_REASON, MacStage, STAGES, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::chips;
 use anemoe_io::{Error, Result};
 use anemoe_runtime::model::MOST_UNDONE;
 use serde_json::Value;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ const TUNE: usize = 1;
 const BUILD: usize = 2;
 /// Makes a golden; the ids of its prompt are ones that every vocabulary has.
 const MAKE_GOLDEN: &str = "golden {checkpoint} --prompt-ids 2,7,11,19,5,3,23,8 --decode 16 -o {golden}";
-/// Longest reason, in characters.
-const LONGEST_REASON: usize = 600;
+/// Golden that is made if the checkpoint has none.
+const GOLDEN: &str = "golden.npz";
 /// File with the settings that the folder's documents depend on.
 const SETTINGS: &str = "settings.json";
 
@@ -103,7 +103,7 @@ impl Verification {
 
     /// Removes the record of a stage and what the stage made.
     fn forget(&self, stage: &MacStage) -> Result<()> {
-        let made = stage.makes.iter().map(|name| self.file(name));
+        let made = stage.makes().map(|name| self.file(name));
         for path in made.chain([self.file(&stage.entry())]) {
             let removed = match path.is_dir() {
                 true => std::fs::remove_dir_all(&path),
@@ -122,36 +122,31 @@ impl Verification {
         if let Some(known) = self.record(stage).filter(|_| !wanted || !self.again) {
             return Ok((known, true));
         }
+        if !wanted {
+            let ended = Ended::new(End::Skipped, "not asked for (--stages)");
+            return Ok((StageRecord { stage: stage.name.into(), seconds: 0.0, ended }, false));
+        }
+        listener.message(&format!("{}: begins", stage.name));
         let started = Instant::now();
-        let found = if wanted {
-            listener.message(&format!("{}: begins", stage.name));
-            self.work_of(index, listener)?
-        } else {
-            Ended::without_document(End::Skipped, "not asked for (--stages)")
-        };
+        let found = self.work_of(index, listener)?;
         let record = StageRecord {
             stage: stage.name.into(),
             seconds: (started.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-            ended: Ended { reason: found.reason.chars().take(LONGEST_REASON).collect(), ..found },
+            ended: Ended { reason: found.reason.chars().take(MAX_REASON).collect(), ..found },
         };
         let Ended { end, reason, .. } = &record.ended;
         if *end != End::Skipped {
             write_json(&self.file(&stage.entry()), &record)?;
         }
-        if wanted {
-            let colon = if reason.is_empty() { "" } else { ": " };
-            listener.message(&format!("{}: {}{colon}{reason}", stage.name, end.word()));
-        }
+        let colon = if reason.is_empty() { "" } else { ": " };
+        listener.message(&format!("{}: {}{colon}{reason}", stage.name, end.word()));
         Ok((record, false))
     }
 
     fn work_of(&self, index: usize, listener: &dyn Listener) -> Result<Ended> {
         let stage = &STAGES[index];
         if index > BUILD && !self.file(BUNDLE).join(CHAIN_FILE).is_file() {
-            return Ok(Ended::without_document(
-                End::Skipped,
-                "there is no bundle, which the stage build makes",
-            ));
+            return Ok(Ended::new(End::Skipped, "there is no bundle, which the stage build makes"));
         }
         if self.record(stage).is_some() {
             // A stage with a record is repeated from the start; an unfinished tune or build goes on.
@@ -162,18 +157,18 @@ impl Verification {
             STAGES[index + 1..].iter().try_for_each(|later| self.forget(later))?;
         }
         let limit = Duration::from_secs(self.timeout);
-        match stage.job {
-            SOAK => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
-            ENERGY => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
-            line => {
-                if line.contains("{golden}") && !self.golden().is_file() {
+        match stage.name {
+            "soak" => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
+            "energy" => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
+            _ => {
+                if stage.job.contains("{golden}") && !self.golden().is_file() {
                     let made = self.command(MAKE_GOLDEN, LONG)?;
                     if made.end != End::Done {
                         return Ok(Ended { reason: format!("golden: {}", made.reason), ..made });
                     }
                 }
-                let is_safe = index <= BUILD || line.contains("{timeout}");
-                self.command(line, if is_safe { LONG } else { limit })
+                let is_safe = index <= BUILD || stage.job.contains("{timeout}");
+                self.command(stage.job, if is_safe { LONG } else { limit })
             }
         }
     }
@@ -197,11 +192,11 @@ impl Verification {
     /// Replaces a word in braces by what it stands for.
     fn expand(&self, word: &str) -> Result<Vec<String>> {
         let path = |path: &Path| path.display().to_string();
-        let list = |all: &mut dyn Iterator<Item = usize>| {
-            let words: Vec<String> = all.map(|n| n.to_string()).collect();
+        let counts = |range: RangeInclusive<usize>| {
+            let own = self.about.tokens.iter().filter(|n| range.contains(n));
+            let words: Vec<String> = own.map(usize::to_string).collect();
             if words.is_empty() { "0".to_string() } else { words.join(",") }
         };
-        let counts = || self.about.tokens.iter().copied();
         // Contexts fit the context of the bundle; passes verify drafts up to a length, prompts are longer.
         let room = || Ok::<usize, Error>(Chain::read(&self.file(BUNDLE))?.model.max_context);
         let quarter = |most: usize| room().map(|room| most.min(room / 4).max(1));
@@ -210,19 +205,13 @@ impl Verification {
             "{checkpoint}" => path(&self.checkpoint),
             "{golden}" => path(&self.golden()),
             "{quant}" => self.about.quant.clone(),
-            "{tokens}" => list(&mut counts()),
+            "{tokens}" => counts(0..=usize::MAX),
             "{calls}" => self.calls.to_string(),
             "{timeout}" => self.timeout.to_string(),
             "{context}" => quarter(64)?.to_string(),
             "{decode}" => quarter(32)?.to_string(),
-            "{verified}" => {
-                let most = room()?.saturating_sub(quarter(64)?).min(drafts);
-                list(&mut counts().filter(|n| (2..=most).contains(n)))
-            }
-            "{prompts}" => {
-                let room = room()?;
-                list(&mut counts().filter(|n| *n > drafts && *n <= room))
-            }
+            "{verified}" => counts(2..=room()?.saturating_sub(quarter(64)?).min(drafts)),
+            "{prompts}" => counts(drafts + 1..=room()?),
             "{chip}" => {
                 let slug = chip_slug(&self.about.system.chip);
                 // A chip that the table of chips lacks is calibrated from the best known one.
@@ -230,7 +219,9 @@ impl Verification {
             }
             "{--forms}" if !self.file(FORMS).is_file() => return Ok(Vec::new()),
             "{--forms}" => return Ok(vec!["--forms".into(), path(&self.file(FORMS))]),
-            word => word.strip_prefix('@').map_or_else(|| word.to_string(), |name| path(&self.file(name))),
+            word => {
+                word.strip_prefix(['@', '>']).map_or_else(|| word.to_string(), |name| path(&self.file(name)))
+            }
         }])
     }
 
