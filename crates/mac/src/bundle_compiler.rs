@@ -3,7 +3,7 @@
 use crate::caches::ModelFiles;
 use crate::child::{LoadSeconds, Work};
 use crate::listener::Listener;
-use crate::risky_steps::{StepError, StepFailure, StepResult, StepShard, finding, run_step};
+use crate::risky_steps::{StepError, StepFailure, StepResult, finding, form_of, run_step};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_convert::build::check_room;
 use anemoe_coreml::causes::is_no_plan;
@@ -81,8 +81,9 @@ impl BundleSteps<'_> {
         work: impl FnOnce(ModelFiles) -> Work,
     ) -> StepResult<T> {
         let functions = shard.functions.iter().map(|f| f.name.clone()).collect();
-        let model = ModelFiles { package: self.package(shard), compiled, functions };
-        run_step(self.limit, StepShard::of(self.chain, shard), &work(model))
+        let package = self.package(shard);
+        let model = ModelFiles { shard: shard.name.clone(), package, compiled, functions };
+        run_step(self.limit, form_of(self.chain, shard), &work(model))
     }
 
     fn is_missing(&self, shard: &Shard, again: bool) -> bool {
@@ -143,17 +144,11 @@ impl BundleSteps<'_> {
         let mut seconds = None;
         if is_missing || is_stale {
             seconds = Some(self.compile_one(shard)?);
-            loaded = load()?;
+            loaded = load()?.map_err(StepFailure::of_new_model);
             report.compiled += 1;
             report.compiled_again += usize::from(is_stale);
         } else {
             report.already_compiled += 1;
-        }
-        if let Err(failure) = &mut loaded
-            && seconds.is_some()
-            && is_no_plan(&failure.message)
-        {
-            failure.rule_out_stale();
         }
         let compiled = self.models.find(&self.package(shard));
         report.packages.push(PackageTimes {
@@ -163,7 +158,7 @@ impl BundleSteps<'_> {
             seconds,
             load_seconds: loaded.as_ref().cloned().unwrap_or_default(),
         });
-        loaded.map(drop).map_err(StepError::from)
+        loaded.map(drop).map_err(|failure| StepError::Finding(Box::new(failure)))
     }
 
     /// Compiles a package, moves the result to its place, and returns the seconds.

@@ -14,9 +14,10 @@ const OWN_FOLDER: &str = "anemoe";
 /// Name of the cache that Core ML keeps for each program.
 const OF_CORE_ML: &str = "com.apple.e5rt.e5bundlecache";
 
-/// Package, the place of its compiled model, and the names of its functions.
+/// Shard, its package, the place of the compiled model, and the names of the functions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelFiles {
+    pub shard: String,
     pub package: PathBuf,
     pub compiled: PathBuf,
     pub functions: Vec<String>,
@@ -49,14 +50,13 @@ pub fn compiled_models(folder: Option<PathBuf>, bundle: &Path, chain: &Chain) ->
 
 /// Lists the caches that this program fills, or that Core ML fills for it and for others.
 pub fn list_caches() -> Vec<CacheUse> {
-    let mut all = Vec::new();
-    for folder in cache_folder().map(|own| folders(&own.join(COMPILED_FOLDER))).unwrap_or_default() {
-        let name = format!("{COMPILED_FOLDER}/{}", name_of(&folder));
-        let can_delete = is_compiled_folder(&folder);
-        all.push(CacheUse { can_delete, ..CacheUse::foreign(name, OWN_FOLDER.into(), folder) });
-    }
-    all.extend(of_core_ml(&core_ml_folders()));
-    all
+    let own = cache_folder().map(|own| folders(&own.join(COMPILED_FOLDER))).unwrap_or_default();
+    let compiled = |folder: PathBuf| {
+        let (can_delete, name) = (is_compiled_folder(&folder), name_of(&folder));
+        let name = format!("{COMPILED_FOLDER}/{name}");
+        CacheUse { can_delete, ..CacheUse::foreign(name, OWN_FOLDER.into(), folder) }
+    };
+    own.into_iter().map(compiled).chain(of_core_ml(&core_ml_folders())).collect()
 }
 
 impl CacheUse {
@@ -82,8 +82,7 @@ fn core_ml_folders() -> Vec<PathBuf> {
     all
 }
 
-/// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted; others are shown and left
-/// alone.
+/// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted.
 fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
     let programs = below.iter().flat_map(|path| folders(path));
     let cache = |program: PathBuf| {

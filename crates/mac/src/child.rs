@@ -36,8 +36,8 @@ const ORPHANED: i32 = 3;
 const STDERR_END: usize = 2000;
 /// Longest line of a child's standard output, in bytes: the plan of a large package has some thousand ops.
 const MAX_LINE: u64 = 256 << 20;
-/// Line that tells a child that it may stop.
-const STOP: &str = "stop";
+/// Line that tells a child that it may stop, if its work has no end of its own.
+pub const STOP: &str = "stop";
 
 /// Work of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,12 +49,11 @@ pub enum Work {
     Load(ModelFiles),
     /// Asks for the plans of functions, as for the CPU alone if `cpu_only`: a list of operations by function.
     Plan { model: ModelFiles, cpu_only: bool },
-    /// Runs the trial of a form, these packages on Core ML: [`crate::form_trial::TrialFigures`].
-    Measure { trial: Box<Trial>, models: Vec<ModelFiles>, tokens: usize, calls: usize },
+    /// Runs the trial of a form: [`crate::form_trial::TrialFigures`].
+    Measure { trial: Box<Trial>, tokens: usize, calls: usize },
     /// Soaks a bundle, the shards `only` on Core ML, or all if it is empty: [`crate::soak::SoakFigures`].
     Soak { bundle: PathBuf, only: Vec<String>, length: SoakLength },
-    /// Runs a bundle on Core ML until it is told to stop, and reports progress once everything is loaded: tokens per
-    /// second.
+    /// Runs a bundle on Core ML until it is told to stop, with progress once all is loaded: tokens per second.
     Run { bundle: PathBuf },
     /// Runs a whole command: [`CommandDone`].
     Command { command: String, arguments: Vec<String> },
@@ -73,16 +72,14 @@ pub struct CommandDone {
 pub type LoadSeconds = BTreeMap<String, f64>;
 
 impl Work {
-    /// Returns the name of the step, for people.
-    pub fn name(&self) -> &'static str {
+    /// Returns the name of the step, the shard that it is about, and a note; all empty for work on more than a shard.
+    pub fn about(&self) -> (&'static str, &str, String) {
         match self {
-            Work::Compile(_) => "compile",
-            Work::Load(_) => "load",
-            Work::Plan { .. } => "plan",
-            Work::Measure { .. } => "measure",
-            Work::Soak { .. } => "soak",
-            Work::Run { .. } => "run",
-            Work::Command { .. } => "command",
+            Work::Compile(model) => ("compile", &model.shard, String::new()),
+            Work::Load(model) => ("load", &model.shard, String::new()),
+            Work::Plan { model, .. } => ("plan", &model.shard, String::new()),
+            Work::Measure { trial, tokens, .. } => ("measure", &trial.models[0].shard, of_tokens(*tokens)),
+            Work::Soak { .. } | Work::Run { .. } | Work::Command { .. } => Default::default(),
         }
     }
 
@@ -90,6 +87,11 @@ impl Work {
     pub fn run(&self, limit: Duration) -> Result<Ended> {
         Worker::start(self)?.wait(limit)
     }
+}
+
+/// Returns a note on calls of more than one token; empty for one token.
+pub fn of_tokens(tokens: usize) -> String {
+    if tokens == 1 { String::new() } else { format!(" (calls of {tokens} tokens)") }
 }
 
 /// End of a piece of work: its reason is empty, and its document is there, if it is done.
@@ -172,13 +174,8 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Tells the child that it may stop, if its work has no end of its own.
-    pub fn stop(&mut self) {
-        self.tell(STOP);
-    }
-
     /// Writes a line to the child. Its exit status tells of a child that ended already.
-    fn tell(&mut self, line: &str) {
+    pub fn tell(&mut self, line: &str) {
         if let Some(input) = &mut self.input {
             let _ = writeln!(input, "{line}").and_then(|()| input.flush());
         }
@@ -329,16 +326,17 @@ pub fn serve_parent(command: &CommandRunner) -> Result<()> {
 fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, command: &CommandRunner) -> Result<Value> {
     match work {
         Work::Compile(model) => anemoe_coreml::compile(&model.package, &model.compiled).map(|_| Value::Null),
-        Work::Load(model) => to_value(&load(model)?),
-        Work::Plan { model: ModelFiles { package, compiled, functions }, cpu_only } => {
+        Work::Load(model) => to_value(&load(&model)?),
+        Work::Plan { model: ModelFiles { package, compiled, functions, .. }, cpu_only } => {
             let units = if cpu_only { ComputeUnits::CpuOnly } else { ComputeUnits::CpuAndNeuralEngine };
             let named = functions.len() > 1;
             let plan = |name: &String| Ok((name.clone(), plan_of(&package, &compiled, name, named, units)?));
             to_value(&functions.iter().map(plan).collect::<Result<Vec<_>>>()?)
         }
-        Work::Measure { trial, models, tokens, calls } => {
-            let packages = models.iter().map(|m| m.package.clone()).collect();
-            let backend = Mixed { packages, core_ml: core_ml_for(models)?, cpu: CpuBackend::default() };
+        Work::Measure { trial, tokens, calls } => {
+            let packages = trial.models.iter().map(|m| m.package.clone()).collect();
+            let backend =
+                Mixed { packages, core_ml: core_ml_for(&trial.models)?, cpu: CpuBackend::default() };
             to_value(&run_trial(&trial, &backend, tokens, calls)?)
         }
         Work::Soak { bundle, only, length } => {
@@ -355,28 +353,30 @@ fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, command: &CommandRunne
     }
 }
 
-fn load(model: ModelFiles) -> Result<LoadSeconds> {
-    let (package, functions) = (model.package.clone(), model.functions.clone());
-    let backend = core_ml_for(vec![model])?;
-    let mut seconds = LoadSeconds::new();
-    for name in functions {
-        let opened = backend.open(&package)?;
+fn load(model: &ModelFiles) -> Result<LoadSeconds> {
+    let backend = core_ml_for(std::slice::from_ref(model))?;
+    let seconds = |name: &String| {
+        let opened = backend.open(&model.package)?;
         let started = Instant::now();
-        opened.prepare(&name)?;
-        seconds.insert(name, started.elapsed().as_secs_f64());
-    }
-    Ok(seconds)
+        opened.prepare(name)?;
+        Ok((name.clone(), started.elapsed().as_secs_f64()))
+    };
+    model.functions.iter().map(seconds).collect()
 }
 
-fn core_ml_for(models: Vec<ModelFiles>) -> Result<CoreMlBackend> {
-    let compiled = CompiledModels::of_packages(models.into_iter().map(|m| (m.package, m.compiled)));
-    CoreMlBackend::new(CoreMlSettings { compiled, ..CoreMlSettings::default() })
+fn core_ml_for(models: &[ModelFiles]) -> Result<CoreMlBackend> {
+    let places = models.iter().map(|m| (m.package.clone(), m.compiled.clone()));
+    core_ml(CompiledModels::of_packages(places))
 }
 
 fn core_ml_of(bundle: &Path) -> Result<(Chain, CoreMlBackend)> {
     let chain = Chain::read(bundle)?;
-    let compiled = compiled_models(None, bundle, &chain);
-    Ok((chain, CoreMlBackend::new(CoreMlSettings { compiled, ..CoreMlSettings::default() })?))
+    let core_ml = core_ml(compiled_models(None, bundle, &chain))?;
+    Ok((chain, core_ml))
+}
+
+fn core_ml(compiled: CompiledModels) -> Result<CoreMlBackend> {
+    CoreMlBackend::new(CoreMlSettings { compiled, ..CoreMlSettings::default() })
 }
 
 /// Backend with Core ML for some packages, and the CPU executor for all others.

@@ -11,7 +11,7 @@ use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
 use crate::child::Work;
 use crate::listener::Listener;
-use crate::risky_steps::{StepFailure, StepShard, finding, run_step};
+use crate::risky_steps::{StepFailure, finding, run_step};
 use anemoe_bundle::Shard;
 use anemoe_coreml::causes::End;
 use anemoe_gates::residency::Report;
@@ -70,10 +70,8 @@ impl BundleSteps<'_> {
         let shards = &self.chain.shards;
         // A package that could not be compiled lacks only its own plan.
         let find = |shard: &Shard| self.models.expect(&self.package(shard));
-        if let Some(first) = shards.first()
-            && shards.iter().all(|shard| find(shard).is_err())
-        {
-            find(first)?;
+        if shards.iter().all(|shard| find(shard).is_err()) {
+            shards.first().map(find).transpose()?;
         }
         let ask = |shard: &Shard, cpu_only: bool| -> Result<PlanAnswer> {
             match find(shard) {
@@ -81,13 +79,12 @@ impl BundleSteps<'_> {
                 Err(e) => Ok(Err(StepFailure::new(&shard.name, "plan", End::Refused, e.to_string()))),
             }
         };
-        let mut cpu_alone = None;
         for (i, shard) in shards.iter().enumerate() {
             listener.progress("plans", &shard.name, i, shards.len());
             let plans = match ask(shard, false)? {
                 Ok(plans) => {
-                    if cpu_alone.is_none() {
-                        cpu_alone = Some(Control::cpu_alone(&shard.name, Some(ask(shard, true)?)));
+                    if found.controls.is_empty() {
+                        found.controls.push(Control::cpu_alone(&shard.name, Some(ask(shard, true)?)));
                     }
                     plans
                 }
@@ -100,7 +97,9 @@ impl BundleSteps<'_> {
             let plan = |(function, ops)| FunctionPlan { package: shard.name.clone(), function, ops };
             found.report.plans.extend(plans.into_iter().map(plan));
         }
-        found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
+        if found.controls.is_empty() {
+            found.controls.push(Control::cpu_alone("", None));
+        }
         found.controls.push(Control::fp32(self.limit)?);
         found.no_is_proven = found.controls.iter().all(|control| control.pass);
         listener.progress("plans", "", shards.len(), shards.len());
@@ -154,10 +153,10 @@ impl Control {
         let package = folder.path().join(format!("{FP32_PACKAGE}.mlpackage"));
         write_fp32(&package)?;
         let compiled = folder.path().join("control.mlmodelc");
-        let model = ModelFiles { package, compiled, functions: vec!["main".into()] };
-        let shard = StepShard { name: FP32_PACKAGE, form: None };
-        let compiled = run_step::<()>(limit, shard, &Work::Compile(model.clone()));
-        let planned = compiled.and_then(|()| run_step(limit, shard, &Work::Plan { model, cpu_only: false }));
+        let (shard, functions) = (FP32_PACKAGE.into(), vec!["main".into()]);
+        let model = ModelFiles { shard, package, compiled, functions };
+        let compiled = run_step::<()>(limit, None, &Work::Compile(model.clone()));
+        let planned = compiled.and_then(|()| run_step(limit, None, &Work::Plan { model, cpu_only: false }));
         Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(finding(planned)?)))
     }
 

@@ -1,6 +1,6 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
-use crate::child::{Ended, Work, Worker, from_value};
+use crate::child::{Ended, STOP, Work, Worker, from_value};
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<En
     let mut worker = Worker::start(&Work::Run { bundle: bundle.into() })?;
     // Without progress the child process has ended, or its time is over.
     let running = worker.wait_for_progress(limit).then(|| power(seconds));
-    worker.stop();
+    worker.tell(STOP);
     let ended = worker.wait(limit)?;
     let running = match running {
         Some(Ok(running)) if ended.end == End::Done => running,

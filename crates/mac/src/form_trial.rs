@@ -38,8 +38,8 @@ pub struct Trial {
     folder: PathBuf,
     /// Part of the chain that leads to the shard.
     chain: Chain,
-    /// Names of the packages of the shard.
-    own: Vec<String>,
+    /// Packages of the shard, which run on Core ML; at least one.
+    pub models: Vec<ModelFiles>,
     /// True if a router in the shard chooses experts.
     has_router: bool,
     /// Registers that the shard's work ends in.
@@ -96,8 +96,9 @@ impl FormTrial<'_> {
     }
 
     /// Returns the paths of the shard's packages and compiled models.
-    pub fn models(&self) -> Vec<ModelFiles> {
+    fn models(&self) -> Vec<ModelFiles> {
         let files = |shard: &&PlannedShard| ModelFiles {
+            shard: shard.name.clone(),
             package: self.package(&shard.name),
             compiled: self.folder.join(format!("{}.{COMPILED}", shard.name)),
             functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
@@ -133,7 +134,7 @@ impl FormTrial<'_> {
         let width = |seed: &String| Ok((seed.clone(), self.width_of(seed, &cut.chain)?));
         Ok(Trial {
             folder: self.folder.clone(),
-            own: self.own.iter().map(|s| s.name.clone()).collect(),
+            models: self.models(),
             has_router: self.own.iter().any(|s| chooses_inside(s)),
             outputs: cut.outputs.clone(),
             seeds: cut.seeds.iter().map(width).collect::<Result<_>>()?,
@@ -146,8 +147,11 @@ impl FormTrial<'_> {
     fn width_of(&self, register: &str, chain: &Chain) -> Result<usize> {
         for step in &chain.steps {
             let Step::Run(run) = step else { continue };
-            let reads = |binding: &InputBinding| matches!(binding, InputBinding::Register { name, .. } if name == register);
-            let Some((input, _)) = run.inputs.iter().find(|(_, binding)| reads(binding)) else { continue };
+            let read = run.inputs.iter().find(|(_, binding)| match binding {
+                InputBinding::Register { name, .. } => name == register,
+                _ => false,
+            });
+            let Some((input, _)) = read else { continue };
             let opened = Package::open_to_run(&self.package(&run.shard), &[], &WeightFiles::default())?;
             let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
             let widths = features.filter(|f| f.name == *input).filter_map(|f| match &f.shape {
@@ -184,14 +188,15 @@ impl FormTrial<'_> {
 /// both run the whole part of the chain.
 pub fn run_trial(trial: &Trial, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let folder = &trial.folder;
+    let is_own = |shard: &str| trial.models.iter().any(|m| m.shard == shard);
     let package = |shard: &anemoe_bundle::Shard| {
-        package_in(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
+        package_in(if is_own(&shard.name) { folder } else { &trial.parts }, &shard.name)
     };
     let cpu = Model::with_chain(folder, trial.chain.clone(), &CpuBackend::default(), &package)?;
     let own = Model::with_chain(folder, trial.chain.clone(), backend, &package)?;
     let of_own = |model: &Model| {
         let stats = model.shard_stats();
-        let own = || stats.iter().filter(|s| trial.own.contains(&s.shard));
+        let own = || stats.iter().filter(|s| is_own(&s.shard));
         (own().map(|s| s.calls).sum::<u64>(), own().map(|s| s.time).sum::<Duration>())
     };
     let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());

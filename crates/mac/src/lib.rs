@@ -8,7 +8,7 @@
 //! tune, form_trial                   `anemoe tune`
 //! device_check                       `anemoe check --device`
 //! stage_list, verification           `anemoe verify-on-mac`: the stages as data, and their runner
-//! soak_stage, soak, energy           its stages without a command
+//! soak, energy                       its stages without a command
 //! mac_report, private                its report
 //! import                             `anemoe import-report`
 //! ```
@@ -32,7 +32,6 @@ mod mac_report;
 mod private;
 mod risky_steps;
 mod soak;
-mod soak_stage;
 mod stage_list;
 mod tune;
 mod verification;

@@ -173,21 +173,23 @@ pub fn report_entries(
 /// # Errors
 /// The file cannot be written; no partial file stays behind.
 pub fn write_archive(output: &Output, entries: &ReportEntries) -> Result<()> {
-    let failed = |e: std::io::Error| Error::io(output.path(), e);
-    let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
-    let manifest = serde_json::to_vec_pretty(&ReportManifest { format: FORMAT, generator });
-    let manifest = (REPORT_MANIFEST.to_string(), manifest.map_err(|e| failed(e.into()))?);
-    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    let options = SimpleFileOptions::default()
-        .compression_method(CompressionMethod::Deflated)
-        .last_modified_time(zip::DateTime::default())
-        .unix_permissions(0o644);
-    for (name, bytes) in std::iter::once((&manifest.0, &manifest.1)).chain(entries) {
-        zip.start_file(name.as_str(), options).map_err(|e| failed(e.into()))?;
-        zip.write_all(bytes).map_err(failed)?;
-    }
-    let bytes = zip.finish().map_err(|e| failed(e.into()))?.into_inner();
-    output.write(|file| file.write_all(&bytes)).map_err(failed)
+    let pack = || -> std::io::Result<Vec<u8>> {
+        let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
+        let manifest = serde_json::to_vec_pretty(&ReportManifest { format: FORMAT, generator })?;
+        let manifest = (REPORT_MANIFEST.to_string(), manifest);
+        let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Deflated)
+            .last_modified_time(zip::DateTime::default())
+            .unix_permissions(0o644);
+        for (name, bytes) in std::iter::once((&manifest.0, &manifest.1)).chain(entries) {
+            zip.start_file(name.as_str(), options)?;
+            zip.write_all(bytes)?;
+        }
+        Ok(zip.finish()?.into_inner())
+    };
+    let written = pack().and_then(|bytes| output.write(|file| file.write_all(&bytes)));
+    written.map_err(|e| Error::io(output.path(), e))
 }
 
 /// Reads a zip archive: only entries of known names, within bounds, whose bytes have the checksums of the archive.

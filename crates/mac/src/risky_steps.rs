@@ -3,18 +3,14 @@
 use crate::child::{Work, from_value};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::form::ShardForm;
-use anemoe_coreml::causes::{self, Cause, End, STALE};
+use anemoe_coreml::causes::{self, Cause, End, STALE, is_no_plan};
 use anemoe_io::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Shard that a step is about: its name for people, and its kind and form, if they are known.
-#[derive(Clone, Copy, Debug)]
-pub struct StepShard<'a> {
-    pub name: &'a str,
-    pub form: Option<(ShardKind, ShardForm)>,
-}
+/// Kind and form of the shard that a step is about; none for a package that is no shard.
+pub type StepForm = Option<(ShardKind, ShardForm)>;
 
 /// Result of a step.
 pub type StepResult<T> = std::result::Result<T, StepError>;
@@ -23,22 +19,6 @@ pub type StepResult<T> = std::result::Result<T, StepError>;
 pub enum StepError {
     Finding(Box<StepFailure>),
     Fault(Error),
-}
-
-impl StepError {
-    /// Adds words to the message of a finding.
-    pub fn with(mut self, words: &str) -> StepError {
-        if let StepError::Finding(failure) = &mut self {
-            failure.message += words;
-        }
-        self
-    }
-}
-
-impl From<StepFailure> for StepError {
-    fn from(failure: StepFailure) -> StepError {
-        StepError::Finding(Box::new(failure))
-    }
 }
 
 impl From<Error> for StepError {
@@ -78,32 +58,30 @@ pub struct StepFailure {
     try_form: Option<String>,
 }
 
-impl<'a> StepShard<'a> {
-    /// Makes the description of a bundle's shard.
-    pub fn of(chain: &Chain, shard: &'a Shard) -> StepShard<'a> {
-        let own = chain.options.get("forms").and_then(|forms| forms.get(shard.kind.name()));
-        let form = own.or_else(|| chain.options.get("form")).cloned();
-        let form = form.and_then(|f| serde_json::from_value(f).ok()).unwrap_or_default();
-        StepShard { name: &shard.name, form: Some((shard.kind, form)) }
-    }
+/// Returns kind and form of a bundle's shard.
+pub fn form_of(chain: &Chain, shard: &Shard) -> StepForm {
+    let own = chain.options.get("forms").and_then(|forms| forms.get(shard.kind.name()));
+    let form = own.or_else(|| chain.options.get("form")).cloned();
+    Some((shard.kind, form.and_then(|f| serde_json::from_value(f).ok()).unwrap_or_default()))
 }
 
 /// Does a step in a child process, which may take `limit`, and returns its result.
-pub fn run_step<T: DeserializeOwned>(limit: Duration, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
+pub fn run_step<T: DeserializeOwned>(limit: Duration, form: StepForm, work: &Work) -> StepResult<T> {
     let ended = work.run(limit)?;
     if ended.end == End::Done {
         return Ok(from_value(ended.document)?);
     }
-    let found = causes::of(ended.end, work.name(), &ended.reason);
+    let (step, shard, note) = work.about();
+    let found = causes::of(ended.end, step, &ended.reason);
     let list = |of: fn(&Cause) -> &'static str| {
         found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
     };
-    Err(StepError::from(StepFailure {
+    Err(StepError::Finding(Box::new(StepFailure {
         causes: list(|cause| cause.text),
         advice: list(|cause| cause.advice),
-        try_form: shard.form.and_then(|(kind, form)| next_form(&found, kind, form)),
-        ..StepFailure::new(shard.name, work.name(), ended.end, ended.reason)
-    }))
+        try_form: form.and_then(|(kind, form)| next_form(&found, kind, form)),
+        ..StepFailure::new(shard, step, ended.end, ended.reason + &note)
+    })))
 }
 
 impl StepFailure {
@@ -113,11 +91,15 @@ impl StepFailure {
         StepFailure { what, step, end, message, causes: Vec::new(), advice: Vec::new(), try_form: None }
     }
 
-    /// Removes the cause that the model is of another system, since it was compiled just before.
-    pub fn rule_out_stale(&mut self) {
-        self.causes.retain(|c| *c != STALE.text);
-        self.advice.retain(|a| *a != STALE.advice);
-        self.advice.push("anemoe doctor --clean, which lists what Core ML keeps of earlier models".into());
+    /// Removes the cause that the model is of another system, for a model that was compiled just before.
+    pub fn of_new_model(mut self) -> StepFailure {
+        if is_no_plan(&self.message) {
+            self.causes.retain(|c| *c != STALE.text);
+            self.advice.retain(|a| *a != STALE.advice);
+            self.advice
+                .push("anemoe doctor --clean, which lists what Core ML keeps of earlier models".into());
+        }
+        self
     }
 
     /// Formats step, end and message.

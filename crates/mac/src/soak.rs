@@ -188,8 +188,7 @@ fn counts(chain: &Chain) -> BTreeSet<usize> {
     all.filter(|&n| n > 0).collect()
 }
 
-/// Makes the passes of a cycle: every token count in turn, with random tokens, as long as they fit the context with
-/// one token to spare.
+/// Makes the passes of a cycle: every token count in turn, as long as they fit the context with one token to spare.
 fn cycle(chain: &Chain) -> Result<Vec<Lap>> {
     let counts = counts(chain);
     let mut random = Random::new(7);
@@ -217,8 +216,7 @@ fn last(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<Vec<f32>>
     Ok(model.append(sequence, ids, Logits::Last, Some(ids.len()))?.pop().unwrap_or_default())
 }
 
-/// Tells whether a fork, a saved and a cut-back sequence give the same logits for the next token. Leaves `sequence`
-/// as it was.
+/// Tells whether a fork, a saved and a cut-back sequence give the same next logits. Leaves `sequence` as it was.
 fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bool> {
     let at = sequence.position();
     let forked = last(model, &mut sequence.fork()?, &ids[..1])?;

@@ -1,11 +1,11 @@
 //! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
 
-use crate::child::{LoadSeconds, Work};
+use crate::child::{LoadSeconds, Work, of_tokens};
 use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, Trial, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::risky_steps::{StepResult, StepShard, finding, run_step};
+use crate::risky_steps::{StepResult, finding, run_step};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
@@ -18,7 +18,7 @@ use anemoe_gates::residency::device::{DeviceCounts, PlannedOp};
 use anemoe_gates::residency::rule::Verdict;
 use anemoe_io::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -133,12 +133,13 @@ impl TuneReport {
         let system = self.system.as_deref().unwrap_or_default();
         let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
         for choice in &self.sorts {
-            let Some(form) = choice.form else {
-                text += &format!("\n# {}: {}\n", choice.sort.name(), choice.reason);
-                continue;
+            let sort = choice.sort.name();
+            text += &match choice.form {
+                Some(form) => {
+                    format!("\n# {}\n[{sort}]\n{}", choice.reason, forms_file::lines(choice.sort, &form))
+                }
+                None => format!("\n# {sort}: {}\n", choice.reason),
             };
-            text += &format!("\n# {}\n[{}]\n", choice.reason, choice.sort.name());
-            text += &forms_file::lines(choice.sort, &form);
         }
         text
     }
@@ -178,19 +179,14 @@ impl Tuner<'_> {
 
     /// Returns the largest shard of each sort, and the first of those of equal size.
     fn representatives(&self, sorts: &[String]) -> Result<Vec<&PlannedShard>> {
-        let mut largest: BTreeMap<ShardKind, &PlannedShard> = BTreeMap::new();
-        for shard in &self.plan.shards {
-            let known = largest.entry(shard.kind).or_insert(shard);
-            if shard.bytes > known.bytes {
-                *known = shard;
-            }
-        }
-        let names: Vec<&str> = largest.keys().map(|kind| kind.name()).collect();
+        let kinds: BTreeSet<ShardKind> = self.plan.shards.iter().map(|s| s.kind).collect();
+        let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         if let Some(sort) = sorts.iter().find(|sort| !names.contains(&sort.as_str())) {
             return Err(Error::usage(format!("--sorts {sort}: this model has {}", names.join(", "))));
         }
-        let wanted = |shard: &&PlannedShard| sorts.is_empty() || sorts.iter().any(|s| s == shard.kind.name());
-        Ok(largest.into_values().filter(wanted).collect())
+        let is_wanted = |kind: &ShardKind| sorts.is_empty() || sorts.iter().any(|s| s == kind.name());
+        let largest = |kind| self.plan.shards.iter().rev().filter(|s| s.kind == kind).max_by_key(|s| s.bytes);
+        Ok(kinds.into_iter().filter(is_wanted).filter_map(largest).collect())
     }
 
     /// Tries the forms of a sort, and chooses one.
@@ -271,7 +267,7 @@ impl Tuner<'_> {
         }
         listener.progress(&rung.name, "build", 0, 1);
         let written = trial.write(&rung.name)?;
-        result.out = match finding(self.steps(&trial, written, rung.form, &mut result, listener))? {
+        result.out = match finding(self.steps(own, &written, rung.form, &mut result, listener))? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -280,7 +276,7 @@ impl Tuner<'_> {
         };
         listener.progress(&rung.name, "", 1, 1);
         // The packages of a large model are large, and can be made again.
-        for model in trial.models() {
+        for model in written.models {
             let _ = std::fs::remove_dir_all(model.package);
             let _ = std::fs::remove_dir_all(model.compiled);
         }
@@ -299,25 +295,24 @@ impl Tuner<'_> {
     /// Runs the steps of a trial, each in a child process. A finding is the reason why the form is out.
     fn steps(
         &self,
-        trial: &FormTrial<'_>,
-        written: Trial,
+        own: &[&PlannedShard],
+        trial: &Trial,
         form: ShardForm,
         result: &mut TrialResult,
         listener: &dyn Listener,
     ) -> StepResult<()> {
-        let (own, models, form_name) = (trial.own, trial.models(), result.form.clone());
+        let form_name = result.form.clone();
         let form = Some((own[0].kind, form));
         // Operations of each function, with the most tokens that the function takes; none if a plan is missing.
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
-        for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
+        for (i, (shard, model)) in own.iter().zip(&trial.models).enumerate() {
             listener.progress(&form_name, &shard.name, i, total);
-            let named = StepShard { name: &shard.name, form };
-            run_step::<()>(self.limit, named, &Work::Compile(model.clone()))?;
-            run_step::<LoadSeconds>(self.limit, named, &Work::Load(model.clone()))?;
+            run_step::<()>(self.limit, form, &Work::Compile(model.clone()))?;
+            run_step::<LoadSeconds>(self.limit, form, &Work::Load(model.clone()))?;
             // A form without a plan may still run; its placement is unknown then.
             let plan = Work::Plan { model: model.clone(), cpu_only: false };
-            let answer: PlanAnswer = finding(run_step(self.limit, named, &plan))?;
+            let answer: PlanAnswer = finding(run_step(self.limit, form, &plan))?;
             let answer = answer.map_err(|failure| listener.message(&failure.lines())).ok();
             plans = plans.zip(answer).map(|(mut plans, found)| {
                 let widths = shard.functions.iter().map(|f| f.tokens.max);
@@ -335,18 +330,11 @@ impl Tuner<'_> {
             judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
             listener.progress(&form_name, &name, own.len() + i, total);
-            let (trial, models, calls) = (Box::new(written.clone()), models.clone(), self.calls as usize);
-            let named = StepShard { name: &name, form };
-            let measured = run_step(self.limit, named, &Work::Measure { trial, models, tokens, calls });
-            judged.figures = Some(measured.map_err(|e| e.with(&of_tokens(tokens)))?);
+            let work = Work::Measure { trial: Box::new(trial.clone()), tokens, calls: self.calls as usize };
+            judged.figures = Some(run_step(self.limit, form, &work)?);
         }
         Ok(())
     }
-}
-
-/// Returns a note on calls of more than one token; empty for one token.
-fn of_tokens(tokens: usize) -> String {
-    if tokens == 1 { String::new() } else { format!(" (calls of {tokens} tokens)") }
 }
 
 /// Returns the hash of facts.

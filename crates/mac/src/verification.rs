@@ -1,18 +1,18 @@
 //! Runs the stages of a verification, each in a process of its own. A later run goes on in the same work folder.
 
-use crate::child::{CommandDone, Ended, Work, from_value, to_value};
+use crate::child::{CommandDone, Ended, Work, Worker, from_value, to_value};
 use crate::energy::measure_energy;
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
-use crate::soak::SoakLength;
-use crate::soak_stage::soak_stage;
+use crate::soak::{SoakFigures, SoakLength};
 use crate::stage_list::{BUNDLE, FORMS, MAX_REASON, MacStage, STAGES, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::chips;
 use anemoe_io::{Error, Result};
 use anemoe_runtime::model::MOST_UNDONE;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,11 @@ const MAKE_GOLDEN: &str = "golden {checkpoint} --prompt-ids 2,7,11,19,5,3,23,8 -
 const GOLDEN: &str = "golden.npz";
 /// File with the settings that the folder's documents depend on.
 const SETTINGS: &str = "settings.json";
+
+/// Most shards at fault that are named.
+const MOST_CULPRITS: usize = 8;
+/// Passes for which single shards are soaked beyond the pass at which the whole bundle failed.
+const BEHIND: u64 = 100;
 
 /// Settings of a verification.
 pub struct Verification {
@@ -175,10 +180,10 @@ impl Verification {
 
     /// Runs a whole command in a child process.
     fn command(&self, line: &str, limit: Duration) -> Result<Ended> {
-        let mut words = Vec::new();
-        for word in line.split(' ') {
-            words.extend(self.expand(word)?);
-        }
+        let forms = if self.file(FORMS).is_file() { "--forms @forms.toml" } else { "" };
+        let line = line.replace("{--forms}", forms);
+        let words = line.split_whitespace().map(|word| self.expand(word));
+        let mut words = words.collect::<Result<Vec<String>>>()?;
         let command = words.remove(0);
         let ended = Work::Command { command, arguments: words }.run(limit)?;
         if ended.end != End::Done {
@@ -189,8 +194,8 @@ impl Verification {
         Ok(Ended::with_faults(faults, document))
     }
 
-    /// Replaces a word in braces by what it stands for.
-    fn expand(&self, word: &str) -> Result<Vec<String>> {
+    /// Replaces a word in braces, or the name of a file of the work folder, by what it stands for.
+    fn expand(&self, word: &str) -> Result<String> {
         let path = |path: &Path| path.display().to_string();
         let counts = |range: RangeInclusive<usize>| {
             let own = self.about.tokens.iter().filter(|n| range.contains(n));
@@ -201,7 +206,7 @@ impl Verification {
         let room = || Ok::<usize, Error>(Chain::read(&self.file(BUNDLE))?.model.max_context);
         let quarter = |most: usize| room().map(|room| most.min(room / 4).max(1));
         let drafts = MOST_UNDONE + 1;
-        Ok(vec![match word {
+        Ok(match word {
             "{checkpoint}" => path(&self.checkpoint),
             "{golden}" => path(&self.golden()),
             "{quant}" => self.about.quant.clone(),
@@ -217,12 +222,10 @@ impl Verification {
                 // A chip that the table of chips lacks is calibrated from the best known one.
                 if chips::names().contains(&slug) { slug } else { STAND_IN.into() }
             }
-            "{--forms}" if !self.file(FORMS).is_file() => return Ok(Vec::new()),
-            "{--forms}" => return Ok(vec!["--forms".into(), path(&self.file(FORMS))]),
             word => {
                 word.strip_prefix(['@', '>']).map_or_else(|| word.to_string(), |name| path(&self.file(name)))
             }
-        }])
+        })
     }
 
     /// Returns the golden of the checkpoint, or the place of the one that is made.
@@ -240,5 +243,118 @@ fn faults(document: &Value) -> String {
         _ if !listed.is_empty() => listed.join("; "),
         Some(cosine) => format!("lowest cosine {cosine:.5}; tokens match: {}", document["tokens_match"]),
         None => "its gate failed".into(),
+    }
+}
+
+/// Document of the stage `soak`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SoakDocument {
+    length: SoakLength,
+    /// Seconds without a pass after which a soak is a hang.
+    seconds_without_a_pass: u64,
+    passes_done: u64,
+    /// Figures; none if the soak of the whole bundle did not end.
+    figures: Option<SoakFigures>,
+    /// Ends of single shards on the device; empty unless the soak of the whole bundle failed.
+    pub shards: Vec<ShardEnd>,
+}
+
+/// End of a shard's soak.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ShardEnd {
+    /// Name of the shard.
+    pub shard: String,
+    /// End and reason.
+    #[serde(flatten)]
+    pub ended: Ended,
+}
+
+/// Soaks a bundle, and names the shards at fault where that does not end well. `limit` is the longest time without a pass: a missing pass is a hang, and many passes are none.
+fn soak_stage(bundle: &Path, length: SoakLength, limit: Duration, listener: &dyn Listener) -> Result<Ended> {
+    let soak = |only: &[String], length: SoakLength| -> Result<(Ended, Option<SoakFigures>, u64)> {
+        let mut worker = Worker::start(&Work::Soak { bundle: bundle.into(), only: only.to_vec(), length })?;
+        let ended = worker.wait(limit)?;
+        if ended.end != End::Done {
+            return Ok((ended, None, worker.progress));
+        }
+        let figures: SoakFigures = from_value(ended.document)?;
+        let judged = Ended::with_faults(figures.faults.join("; "), Value::Null);
+        Ok((judged, Some(figures), worker.progress))
+    };
+    let (ended, figures, said) = soak(&[], length)?;
+    let reached = figures.as_ref().map_or(said, |f| f.first_wrong.unwrap_or(f.passes));
+    let reason =
+        if figures.is_some() { ended.reason } else { format!("behind {said} passes: {}", ended.reason) };
+    let mut shards = Vec::new();
+    if ended.end != End::Done {
+        let chain = Chain::read(bundle)?;
+        let short = SoakLength { passes: length.passes.min(reached + BEHIND), seconds: 0.0 };
+        let all: Vec<String> = chain.shards.iter().map(|s| s.name.clone()).collect();
+        let n = all.len();
+        shards = find_culprits(all, &|group: &[String]| {
+            listener.message(&format!("soak: {} of {n} shards on the device", group.len()));
+            Ok(soak(group, short)?.0)
+        })?;
+    }
+    let document = SoakDocument {
+        length,
+        seconds_without_a_pass: limit.as_secs(),
+        passes_done: reached.max(said),
+        figures,
+        shards,
+    };
+    Ok(Ended { end: ended.end, reason, document: to_value(&document)? })
+}
+
+/// Finds the shards that fail, by halving groups down to single shards; all other shards end well together. Shards beyond
+/// the first [`MOST_CULPRITS`], and groups whose halves end well, are not in the result.
+fn find_culprits(mut all: Vec<String>, run: &dyn Fn(&[String]) -> Result<Ended>) -> Result<Vec<ShardEnd>> {
+    let mut found = Vec::new();
+    for _ in 0..MOST_CULPRITS {
+        let mut group = all.clone();
+        while group.len() > 1 {
+            let other = group.split_off(group.len() / 2);
+            if run(&group)?.end == End::Done {
+                group = other;
+            }
+        }
+        let [culprit] = group.as_slice() else { break };
+        let ended = run(std::slice::from_ref(culprit))?;
+        if ended.end == End::Done {
+            break;
+        }
+        found.push(ShardEnd { shard: culprit.clone(), ended });
+        all.retain(|shard| shard != culprit);
+        if all.is_empty() || run(&all)?.end == End::Done {
+            let done = |shard| ShardEnd { shard, ended: Ended::new(End::Done, "") };
+            found.extend(all.into_iter().map(done));
+            break;
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn culprits_are_found_by_halving() {
+        let all: Vec<String> = (0..100).map(|i| i.to_string()).collect();
+        let runs = std::cell::Cell::new(0);
+        let ended = |bad| Ended::new(if bad { End::Crashed } else { End::Done }, "");
+        let run = |group: &[String]| {
+            runs.set(runs.get() + 1);
+            Ok(ended(group.iter().any(|s| s == "17" || s == "64")))
+        };
+        let found = find_culprits(all.clone(), &run).unwrap();
+        let bad: Vec<&str> =
+            found.iter().filter(|s| s.ended.end == End::Crashed).map(|s| s.shard.as_str()).collect();
+        assert_eq!((bad, found.len()), (vec!["17", "64"], 100));
+        assert!(runs.get() < 25, "{}", runs.get());
+        // A shard that fails only beside another shard cannot be named.
+        let both = |group: &[String]| Ok(ended(["17", "64"].iter().all(|s| group.iter().any(|g| g == s))));
+        assert!(find_culprits(all, &both).unwrap().is_empty());
     }
 }
