@@ -44,15 +44,12 @@ pub struct CompileReport {
 pub struct PackageTimes {
     /// Name of the shard.
     pub package: String,
-    /// Bytes of the package.
     pub package_bytes: u64,
-    /// Bytes of the compiled model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compiled_bytes: Option<u64>,
     /// Seconds to compile; absent if the package was compiled already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// Seconds to load, by function.
     pub load_seconds: LoadSeconds,
 }
 

@@ -48,13 +48,13 @@ pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<En
     let running = worker.wait_for_progress(limit).then(|| power(seconds));
     worker.tell(STOP);
     let ended = worker.wait(limit)?;
+    let (Some(running), End::Done) = (running, ended.end) else {
+        let what = format!("the model did not run while power was measured: {}", ended.reason);
+        return Ok(Ended::new(End::Failed, what));
+    };
     let running = match running {
-        Some(Ok(running)) if ended.end == End::Done => running,
-        Some(Err(why)) if ended.end == End::Done => return skipped(why),
-        _ => {
-            let what = format!("the model did not run while power was measured: {}", ended.reason);
-            return Ok(Ended::new(End::Failed, what));
-        }
+        Ok(power) => power,
+        Err(why) => return skipped(why),
     };
     // Over passes of all token counts.
     let tok_s: f64 = from_value(ended.document)?;

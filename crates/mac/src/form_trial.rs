@@ -44,8 +44,8 @@ pub struct Trial {
     has_router: bool,
     /// Registers that the shard's work ends in.
     outputs: Vec<String>,
-    /// Registers that have to be given besides `hidden`, and their widths in channels.
-    seeds: Vec<(String, usize)>,
+    /// Registers that have to be given besides `hidden`, behind their widths in channels.
+    seeds: Vec<(usize, String)>,
     /// Folder of the other shards.
     parts: PathBuf,
 }
@@ -69,119 +69,100 @@ pub struct TrialFigures {
     pub may_be_wrong: usize,
 }
 
-/// A shard in a form that is to be tried.
-pub struct FormTrial<'a> {
-    pub family: &'a Family,
-    pub plan: &'a Plan,
-    /// Packages of the shard ([`Plan::packages`]); at least one.
-    pub own: &'a [&'a PlannedShard],
-    pub importance: Option<&'a Importance>,
-    pub folder: PathBuf,
-    /// Folder of the other shards.
-    pub parts: PathBuf,
-}
-
 /// Returns the path of a package.
 fn package_in(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlpackage"))
 }
 
-impl FormTrial<'_> {
-    fn is_own(&self, shard: &str) -> bool {
-        self.own.iter().any(|s| s.name == shard)
+/// Checks that the disk has room, and writes the packages of the trial of a form. `own` are the packages of the shard
+/// ([`Plan::packages`]), at least one; the two folders are for them, and for other shards.
+pub fn write_trial(
+    family: &Family,
+    importance: Option<&Importance>,
+    (plan, own): (&Plan, &[&PlannedShard]),
+    (folder, parts): (PathBuf, PathBuf),
+    form: &str,
+) -> Result<Trial> {
+    let is_own = |shard: &str| own.iter().any(|s| s.name == shard);
+    let package = |shard: &str| package_in(if is_own(shard) { &folder } else { &parts }, shard);
+    let (around, cut) = cut_out(family, plan, own)?;
+    let needed: Vec<_> = cut.chain.shards.iter().filter_map(|s| around.shard(&s.name)).collect();
+    // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
+    let bytes: u64 = own.iter().map(|s| s.package_bytes()).sum();
+    let missing = needed.iter().filter(|s| !is_own(&s.name) && !package(&s.name).exists());
+    let bytes = 3 * bytes + bytes / 20 + missing.map(|s| s.package_bytes()).sum::<u64>();
+    let sort = own[0].kind.name();
+    check_room(&folder, &format!("the trial of the form `{form}` for {sort} needs about"), bytes)?;
+    for path in [&parts, &folder] {
+        std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
     }
-
-    fn package(&self, shard: &str) -> PathBuf {
-        package_in(if self.is_own(shard) { &self.folder } else { &self.parts }, shard)
-    }
-
-    /// Returns the paths of the shard's packages and compiled models.
-    fn models(&self) -> Vec<ModelFiles> {
-        let files = |shard: &&PlannedShard| ModelFiles {
-            shard: shard.name.clone(),
-            package: self.package(&shard.name),
-            compiled: self.folder.join(format!("{}.{COMPILED}", shard.name)),
-            functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
-        };
-        self.own.iter().map(files).collect()
-    }
-
-    /// Checks that the disk has room, and writes the packages of the trial.
-    pub fn write(&self, form: &str) -> Result<Trial> {
-        let (around, cut) = self.cut_out()?;
-        // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
-        let own: u64 = self.own.iter().map(|s| s.package_bytes()).sum();
-        let others = cut.chain.shards.iter().filter(|s| !self.is_own(&s.name));
-        let missing =
-            others.filter(|s| !self.package(&s.name).exists()).filter_map(|s| around.shard(&s.name));
-        let bytes = 3 * own + own / 20 + missing.map(PlannedShard::package_bytes).sum::<u64>();
-        let sort = self.own[0].kind.name();
-        check_room(&self.folder, &format!("the trial of the form `{form}` for {sort} needs about"), bytes)?;
-        for path in [&self.parts, &self.folder] {
-            std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+    let vectors = write_host_vectors(family, &plan.options, &folder)?;
+    for shard in needed {
+        let path = package(&shard.name);
+        // A package gets its name when it is whole, so an existing one is used.
+        if is_own(&shard.name) && path.exists() {
+            std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
         }
-        let vectors = write_host_vectors(self.family, &self.plan.options, &self.folder)?;
-        for needed in cut.chain.shards.iter().filter_map(|s| around.shard(&s.name)) {
-            let path = self.package(&needed.name);
-            // A package gets its name when it is whole, so an existing one is used.
-            if self.is_own(&needed.name) && path.exists() {
-                std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
-            }
-            if !path.exists() {
-                write_shard(self.family, needed, self.importance, &path)?;
-            }
+        if !path.exists() {
+            write_shard(family, shard, importance, &path)?;
         }
-        let width = |seed: &String| Ok((seed.clone(), self.width_of(seed, &cut.chain)?));
-        Ok(Trial {
-            folder: self.folder.clone(),
-            models: self.models(),
-            has_router: self.own.iter().any(|s| chooses_inside(s)),
-            outputs: cut.outputs.clone(),
-            seeds: cut.seeds.iter().map(width).collect::<Result<_>>()?,
-            parts: self.parts.clone(),
-            chain: Chain { vectors, ..cut.chain },
-        })
     }
+    let files = |shard: &&PlannedShard| ModelFiles {
+        shard: shard.name.clone(),
+        package: package(&shard.name),
+        compiled: folder.join(format!("{}.{COMPILED}", shard.name)),
+        functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
+    };
+    let width = |seed: String| Ok((width_of(&seed, &cut.chain, &package)?, seed));
+    Ok(Trial {
+        models: own.iter().map(files).collect(),
+        has_router: own.iter().any(|s| chooses_inside(s)),
+        outputs: cut.outputs,
+        seeds: cut.seeds.into_iter().map(width).collect::<Result<_>>()?,
+        chain: Chain { vectors, ..cut.chain },
+        folder,
+        parts,
+    })
+}
 
-    /// Returns the width in channels of a register that has to be given, by the inputs that read it.
-    fn width_of(&self, register: &str, chain: &Chain) -> Result<usize> {
-        for step in &chain.steps {
-            let Step::Run(run) = step else { continue };
-            let read = run.inputs.iter().find(|(_, binding)| match binding {
-                InputBinding::Register { name, .. } => name == register,
-                _ => false,
-            });
-            let Some((input, _)) = read else { continue };
-            let opened = Package::open_to_run(&self.package(&run.shard), &[], &WeightFiles::default())?;
-            let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
-            let widths = features.filter(|f| f.name == *input).filter_map(|f| match &f.shape {
-                FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
-                _ => None,
-            });
-            if let Some(width) = widths.min() {
-                return Ok(width);
-            }
+/// Returns the width in channels of a register that has to be given, by the inputs that read it.
+fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
+    for step in &chain.steps {
+        let Step::Run(run) = step else { continue };
+        let read = run.inputs.iter().find(|(_, binding)| match binding {
+            InputBinding::Register { name, .. } => name == register,
+            _ => false,
+        });
+        let Some((input, _)) = read else { continue };
+        let opened = Package::open_to_run(&package(&run.shard), &[], &WeightFiles::default())?;
+        let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
+        let widths = features.filter(|f| f.name == *input).filter_map(|f| match &f.shape {
+            FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
+            _ => None,
+        });
+        if let Some(width) = widths.min() {
+            return Ok(width);
         }
-        Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
     }
+    Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
+}
 
-    /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
-    fn cut_out(&self) -> Result<(Plan, Segment)> {
-        let [first, others @ ..] = self.own else { return Err(Error::usage("a trial of no package")) };
-        let around = self.family.plan_around(&self.plan.options, first)?;
-        let mut cut = segment_of(&around, &self.plan.chain, first)?;
-        // A segment has the packages for one token only.
-        for step in &mut cut.chain.steps {
-            if let Step::Run(run) = step
-                && run.shard == first.name
-            {
-                run.others = others.iter().map(|s| s.name.clone()).collect();
-            }
+/// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
+fn cut_out(family: &Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(Plan, Segment)> {
+    let [first, others @ ..] = own else { return Err(Error::usage("a trial of no package")) };
+    let around = family.plan_around(&plan.options, first)?;
+    let mut cut = segment_of(&around, &plan.chain, first)?;
+    // A segment has the packages for one token only.
+    for step in &mut cut.chain.steps {
+        if let Step::Run(run) = step
+            && run.shard == first.name
+        {
+            run.others = others.iter().map(|s| s.name.clone()).collect();
         }
-        cut.chain.head.clone_from(&cut.chain.steps);
-        cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
-        Ok((around, cut))
     }
+    cut.chain.head.clone_from(&cut.chain.steps);
+    cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
+    Ok((around, cut))
 }
 
 /// Runs a trial until its shard has been called `calls` times with `tokens` tokens each. `backend` and the CPU executor
@@ -214,7 +195,7 @@ pub fn run_trial(trial: &Trial, backend: &dyn Backend, tokens: usize, calls: usi
         }
         let mut values = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size * tokens))];
         let seeds = trial.seeds.iter();
-        values.extend(seeds.map(|(name, width)| (name.as_str(), stream(&mut random, *width * tokens))));
+        values.extend(seeds.map(|(width, name)| (name.as_str(), stream(&mut random, width * tokens))));
         let registers: Vec<(&str, &[f32])> = values.iter().map(|(n, v)| (*n, v.as_slice())).collect();
         let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
             let of = |name: &String| left.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();

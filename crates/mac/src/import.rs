@@ -215,17 +215,12 @@ pub fn add_evidence(report: &MacReport, found: &ReportFindings, evidence: &Path)
         return refused(evidence, "a file, where a folder is wanted");
     }
     let target = evidence.join(&report.name);
-    let already = target.join(REPORT_FILE).is_file();
-    if !already {
-        if target.symlink_metadata().is_ok() {
-            return refused(&target, "something else has the name of this report");
-        }
-        write_folder(report, found, evidence, &target)?;
+    if target.join(REPORT_FILE).is_file() {
+        return Ok(true);
     }
-    Ok(already)
-}
-
-fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, target: &Path) -> Result<()> {
+    if target.symlink_metadata().is_ok() {
+        return refused(&target, "something else has the name of this report");
+    }
     std::fs::create_dir_all(evidence).map_err(|e| Error::io(evidence, e))?;
     let temporary = Temporary::dir(evidence, ".import").map_err(|e| Error::io(evidence, e))?;
     let folder = temporary.path().join("report");
@@ -234,8 +229,9 @@ fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, tar
     if let Some(profile) = &found.profile {
         anemoe_bundle::write_atomic(&folder.join(PROFILE_FILE), profile.text().as_bytes())?;
     }
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
     let ends = |r: &StageRecord| {
-        let reason = shortened(&r.ended.reason);
+        let reason: String = r.ended.reason.chars().map(plain).take(MAX_REASON).collect();
         json!({"stage": r.stage, "end": r.ended.end, "seconds": r.seconds, "reason": reason})
     };
     let about = json!({
@@ -244,11 +240,7 @@ fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, tar
         "stages": report.stages.iter().map(ends).collect::<Vec<_>>(),
     });
     write_json(&folder.join(REPORT_FILE), &about)?;
-    std::fs::rename(&folder, target).map_err(|e| Error::io(target, e))?;
-    anemoe_io::sync_dir(evidence).map_err(|e| Error::io(evidence, e))
-}
-
-/// Cuts a text to `MAX_REASON` characters, with blanks for control characters.
-fn shortened(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+    std::fs::rename(&folder, &target).map_err(|e| Error::io(&target, e))?;
+    anemoe_io::sync_dir(evidence).map_err(|e| Error::io(evidence, e))?;
+    Ok(false)
 }

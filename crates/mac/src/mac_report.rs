@@ -86,11 +86,8 @@ pub struct ReportSystem {
 /// A package of the bundle that a report is about.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DescribedPackage {
-    /// Name of the shard.
     pub name: String,
-    /// Kind of shard.
     pub kind: String,
-    /// Bytes of the package.
     pub bytes: u64,
     /// Cells that follow from the package's program.
     pub cells: OutcomeCells,
@@ -297,9 +294,7 @@ fn check_system(system: &ReportSystem) -> EntryResult<()> {
     let texts = [&s.os, &s.build, &s.chip, &system.model, &system.version, &system.quant];
     for (what, text) in ["os", "build", "chip", "model", "version", "quant"].into_iter().zip(texts) {
         if text.trim().is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control) {
-            return Err(format!(
-                "entry `{SYSTEM}`: `{what}` is not 1 to {MAX_NAME} characters of plain text"
-            ));
+            return Err(format!("entry `{SYSTEM}`: `{what}` is not 1 to {MAX_NAME} plain characters"));
         }
     }
     if chip_slug(&s.chip).is_empty() {

@@ -2,7 +2,7 @@
 
 use crate::child::{LoadSeconds, Work, of_tokens};
 use crate::device_check::PlanAnswer;
-use crate::form_trial::{FormTrial, LEAST_COSINE, Trial, TrialFigures};
+use crate::form_trial::{LEAST_COSINE, Trial, TrialFigures, write_trial};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::risky_steps::{StepResult, finding, run_step};
@@ -64,7 +64,6 @@ pub struct FormChoice {
 pub struct TrialResult {
     /// Hash of the facts that the result depends on.
     key: String,
-    /// Name of the form.
     pub form: String,
     options: String,
     #[serde(flatten)]
@@ -90,7 +89,6 @@ pub struct FormPlacement {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JudgedTokens {
-    /// Tokens of a call.
     pub tokens: usize,
     /// Placement of the functions that are called with this number of tokens.
     #[serde(flatten)]
@@ -239,15 +237,9 @@ impl Tuner<'_> {
         let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
         let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
         let fingerprint = self.family.checked.checkpoint.fingerprint()?;
-        let trial = FormTrial {
-            family: self.family,
-            plan,
-            own,
-            importance: self.importance,
-            folder: self.work.join(own[0].kind.name()).join(slug),
-            // Parts depend on the same facts, except for the form.
-            parts: self.work.join("parts").join(&digest(&(&fingerprint, &self.plan.options))?[..16]),
-        };
+        let folder = self.work.join(own[0].kind.name()).join(slug);
+        // Parts depend on the same facts, except for the form.
+        let parts = self.work.join("parts").join(&digest(&(&fingerprint, &self.plan.options))?[..16]);
         let counts = self.judged_tokens(own);
         let mut result = TrialResult {
             key: digest(&(
@@ -260,14 +252,14 @@ impl Tuner<'_> {
             tokens: counts.iter().map(|&tokens| JudgedTokens { tokens, ..JudgedTokens::default() }).collect(),
             ..TrialResult::default()
         };
-        let file = trial.folder.join(RESULT_FILE);
+        let file = folder.join(RESULT_FILE);
         let known = read_json(&file).filter(|known: &TrialResult| known.key == result.key && !self.again);
         if let Some(known) = known {
             return Ok(TrialResult { reused: true, ..known });
         }
         listener.progress(&rung.name, "build", 0, 1);
-        let written = trial.write(&rung.name)?;
-        result.out = match finding(self.steps(own, &written, rung.form, &mut result, listener))? {
+        let trial = write_trial(self.family, self.importance, (plan, own), (folder, parts), &rung.name)?;
+        result.out = match finding(self.steps(own, &trial, rung.form, &mut result, listener))? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -276,7 +268,7 @@ impl Tuner<'_> {
         };
         listener.progress(&rung.name, "", 1, 1);
         // The packages of a large model are large, and can be made again.
-        for model in written.models {
+        for model in trial.models {
             let _ = std::fs::remove_dir_all(model.package);
             let _ = std::fs::remove_dir_all(model.compiled);
         }

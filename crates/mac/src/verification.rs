@@ -263,9 +263,7 @@ pub struct SoakDocument {
 /// End of a shard's soak.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ShardEnd {
-    /// Name of the shard.
     pub shard: String,
-    /// End and reason.
     #[serde(flatten)]
     pub ended: Ended,
 }
