@@ -89,8 +89,7 @@ fn a_bundle_of_small_shards_passes_and_says_why_it_is_small() {
     let bundle = built("tiny-gemma4-moe", "--tokens 1,4");
     let v = check(&bundle, "");
     assert!(v["pass"] == true && list(&v["packages"]).iter().all(|p| p["too_small"] == true), "{v}");
-    let out = passes(format!("check {bundle}"));
-    assert!(out.contains("too small for it to matter") && out.contains("prefer.tiny"), "{out}");
+    ends(0, format!("check {bundle}"), &["too small for it to matter", "prefer.tiny"]);
     // Undecided and too small packages fail with --strict.
     assert_eq!(run(format!("check {bundle} --strict")).0, 1);
     // Scales per block are a reason of their own, small or not, and the advice is another kind.
@@ -131,8 +130,7 @@ fn a_report_of_a_mac_is_joined_and_decides() {
     assert_eq!(with_device("cpu".into())["pass"], false);
     let v = with_device(Value::Null);
     assert_eq!((&v["pass"], &v["device"]["verdict"]), (&false.into(), &"unknown".into()));
-    let (_, out, _) = run(format!("check {bundle} --report {report}"));
-    assert!(out.contains("the plan says unknown"), "{out}");
+    ends(1, format!("check {bundle} --report {report}"), &["the plan says unknown"]);
 }
 
 /// Checks that each verdict but `ane` of a plan has its reason, once for all shards that share it, in the document and for
@@ -188,8 +186,7 @@ fn tables_of_outcomes_are_scored() {
     std::fs::write(&file, format!("{head}{others}{unknown}")).unwrap();
     let found = &json(0, &score)["score"];
     has(found, value!({"rows": 3, "decided": 2, "right": 1}));
-    let out = passes(&score);
-    assert!(out.contains("WRONG") && out.contains("majority") && out.contains("left out"), "{out}");
+    ends(0, &score, &["WRONG", "majority", "left out"]);
     // Where no row is decided, there is no accuracy.
     std::fs::write(&file, format!("{head}{unknown}")).unwrap();
     assert!(json(0, &score)["score"]["accuracy"].is_null() && passes(&score).contains("none decided"));
@@ -206,8 +203,7 @@ fn tables_of_outcomes_are_scored() {
 fn bad_input_is_refused() {
     let dir = folder();
     std::fs::write(dir.join("r.json"), "{}").unwrap();
-    let original = interop().remove(0);
-    let broken = dir.join("broken.mlpackage");
+    let (original, broken) = (interop().remove(0), dir.join("broken.mlpackage"));
     copy(&original, &broken);
     let file = broken.join("Data/com.apple.CoreML/model.mlmodel");
     let bytes = std::fs::read(&file).unwrap();
@@ -273,8 +269,7 @@ fn core_ml_is_refused_where_there_is_none() {
         (format!("{generate} --max-loaded 0"), &["no number of GB"]),
     ] {
         // Some of these commands read their standard input.
-        let (code, _, err) = finish(anemoe(&line).stdin(std::process::Stdio::null()));
-        assert!(code == 2 && says.iter().all(|word| err.contains(word)), "{line}: {err}");
+        refuses(anemoe(&line).stdin(std::process::Stdio::null()), says);
     }
     let by = |backend: &str| json(0, format!("{generate} {backend}"))["generated_ids"].clone();
     assert_eq!(by(""), by("--backend cpu"));

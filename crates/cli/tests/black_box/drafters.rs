@@ -1,7 +1,7 @@
 //! Drafters: a model that drafts for another one, beside it or in its bundle.
 
 use crate::common::*;
-use serde_json::json as value;
+use serde_json::{Value, json as value};
 use std::fs;
 
 const LONG: &str = "-p 'def main():\n' -n 160 --ignore-eos";
@@ -16,17 +16,11 @@ fn a_drafter_changes_no_token_and_is_counted() {
     assert!(run("")["speculation"]["sources"].is_null(), "one source needs no names");
     for options in ["--speculate ngram --ngram-min 24", "", "--temperature 0.8 --seed 5 --speculate ngram"] {
         let sampled = options.contains("0.8").then(|| run("--temperature 0.8 --seed 5 --speculate off"));
-        let drafted = run(&format!("{options} --drafter {coarse}"));
-        assert_eq!(
-            drafted["generated_ids"],
-            sampled.as_ref().unwrap_or(&plain)["generated_ids"],
-            "{options}"
-        );
+        let (drafted, expected) = (run(&format!("{options} --drafter {coarse}")), sampled.as_ref());
+        assert_eq!(drafted["generated_ids"], expected.unwrap_or(&plain)["generated_ids"], "{options}");
         let sources = list(&drafted["speculation"]["sources"]);
-        assert_eq!(
-            each(&drafted["speculation"]["sources"], "source").collect::<Vec<_>>(),
-            ["repetition", "drafter"]
-        );
+        let names: Vec<&Value> = sources.iter().map(|s| &s["source"]).collect();
+        assert_eq!(names, ["repetition", "drafter"]);
         let sum = |key: &str| sources.iter().map(|s| count(&s[key])).sum::<u64>();
         assert_eq!(sum("drafted"), count(&drafted["speculation"]["drafted"]));
         assert_eq!(sum("accepted"), count(&drafted["speculation"]["accepted"]));
@@ -34,12 +28,9 @@ fn a_drafter_changes_no_token_and_is_counted() {
             assert!(count(&sources[1]["accepted"]) > 40 && number(&sources[1]["ms"]) > 0.0, "{sources:?}");
         }
     }
-    let table = passes(format!("generate {bundle} {LONG} --speculate ngram --drafter {coarse}"));
-    assert!(!table.is_empty());
-    let bench = json(
-        0,
-        format!("bench {bundle} --drafter {coarse} --drafts 0.7 --decode 24 --repetitions 1 --prefill 0"),
-    );
+    assert!(!passes(format!("generate {bundle} {LONG} --speculate ngram --drafter {coarse}")).is_empty());
+    let options = "--drafts 0.7 --decode 24 --repetitions 1 --prefill 0";
+    let bench = json(0, format!("bench {bundle} --drafter {coarse} {options}"));
     let drafts = list(&bench["drafts"]);
     assert_eq!((drafts.len(), &drafts[0]["planted"]), (2, &value!(0.7)));
     assert!(drafts[1]["planted"].is_null() && list(&drafts[1]["sources"]).len() == 2, "{drafts:?}");
@@ -51,15 +42,13 @@ fn a_drafter_with_other_tokens_or_none_is_refused() {
     let other = bundle.join("../other.anemoe");
     copy(&bundle, &other);
     let with = |options: &str| format!("generate {bundle} -p x -n 4 {options}");
-    refused(
-        with(&format!("--drafter {other} --speculate off")),
-        &["--drafter has no effect with --speculate off"],
-    );
+    let beside = with(&format!("--drafter {other}"));
+    refused(format!("{beside} --speculate off"), &["--drafter has no effect with --speculate off"]);
     refused(with(&format!("--drafter {bundle}/shards")), &["shards"]);
     let file = other.join("tokenizer.json");
     let whole = fs::read(&file).unwrap();
     fs::write(&file, [&whole[..], b"\n"].concat()).unwrap();
-    passes(with(&format!("--drafter {other}")));
+    passes(&beside);
     edit_json(&file, |v| {
         let vocab = v["model"]["vocab"].as_object_mut().unwrap();
         let (name, id) = vocab.iter().map(|(n, id)| (n.clone(), id.clone())).next_back().unwrap();
@@ -67,14 +56,11 @@ fn a_drafter_with_other_tokens_or_none_is_refused() {
         vocab.insert("another name".into(), id);
         v["model"]["merges"] = value!([]);
     });
-    refused(with(&format!("--drafter {other}")), &["token ", "a drafter needs the same tokens"]);
+    refused(&beside, &["token ", "a drafter needs the same tokens"]);
     fs::remove_file(&file).unwrap();
-    refused(
-        with(&format!("--drafter {other}")),
-        &["has no tokenizer.json", "a drafter needs the same tokens"],
-    );
+    refused(&beside, &["has no tokenizer.json", "a drafter needs the same tokens"]);
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    refused(with(&format!("--drafter {other}")), &["tokenizer.json"]);
+    refused(&beside, &["tokenizer.json"]);
     // Without tokenizers, sizes are compared.
     let [none, like] = ["tiny-llama", "tiny-qwen3"].map(|name| built(name, "--max-context 64 --no-journal"));
     let ids = |options: &str| format!("generate {none} --prompt-ids 1,2 -n 30 --ignore-eos {options}");
@@ -109,15 +95,13 @@ fn a_bundle_has_its_drafter() {
     passes(format!("pull {store} {dir}/copy.anemoe --name pair"));
     let copy = dir.join("copy.anemoe");
     assert_eq!(contents(&copy), contents(&out));
+    let generate = format!("generate {copy} -p x -n 2");
     flip(copy.join("drafter.anemoe/embed.bin"));
-    refused(
-        format!("generate {copy} -p x -n 2 --speculate off"),
-        &["drafter.anemoe", "embed.bin", "SHA-256"],
-    );
+    refused(format!("{generate} --speculate off"), &["drafter.anemoe", "embed.bin", "SHA-256"]);
     fs::remove_dir_all(copy.join("drafter.anemoe")).unwrap();
-    refused(format!("generate {copy} -p x -n 2"), &["drafter.anemoe"]);
+    refused(&generate, &["drafter.anemoe"]);
     edit_json(copy.join("chain.json"), |v| v["drafter"] = "../out".into());
-    refused(format!("generate {copy} -p x -n 2"), &["drafter: path `../out` leaves the bundle"]);
+    refused(&generate, &["drafter: path `../out` leaves the bundle"]);
     // A bundle inside a bundle ends there.
     edit_json(out.join("drafter.anemoe/chain.json"), |v| v["drafter"] = "drafter.anemoe".into());
     refused(format!("generate {out} -p x -n 2"), &["drafter.anemoe", "the drafter has one of its own"]);
@@ -156,8 +140,9 @@ fn the_trained_assistant_drafts_for_its_model() {
 #[test]
 fn a_build_with_a_drafter_goes_on() {
     let (dir, model) = (folder(), small());
-    let out = dir.join("pair.anemoe");
-    let line = format!("build {model} -o {out} --max-context 64 --skip-gates --no-journal --quant lut4");
+    let (out, other) = (dir.join("pair.anemoe"), dir.join("other.anemoe"));
+    let options = "--max-context 64 --skip-gates --no-journal --quant lut4";
+    let line = format!("build {model} -o {out} {options}");
     passes(format!("{line} --drafter {model}"));
     let whole = contents(&out);
     refused(&line, &["finished bundle already", "--drafter drafter.anemoe, now none"]);
@@ -169,13 +154,7 @@ fn a_build_with_a_drafter_goes_on() {
     let damaged = dir.join("damaged");
     copy(&model, &damaged);
     plant(&damaged, "model.language_model.layers.1.mlp.down_proj.weight", 1000, f32::NAN);
-    let other = dir.join("other.anemoe");
-    refused(
-        format!(
-            "build {model} -o {other} --max-context 64 --skip-gates --no-journal --quant lut4 --drafter {damaged}"
-        ),
-        &["damaged", "down_proj"],
-    );
+    refused(format!("build {model} -o {other} {options} --drafter {damaged}"), &["damaged", "down_proj"]);
     assert!(!other.exists());
 }
 

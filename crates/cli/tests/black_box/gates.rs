@@ -67,13 +67,8 @@ fn a_bad_kind_stops_before_the_other_shards() {
     assert_eq!(packages(&bundle), SORTS.map(|s| format!("{s}.mlpackage")));
     assert!(!bundle.join("chain.json").exists());
     // For people it is the same, with the reason.
-    let (code, out, _) = run(&build);
-    assert_eq!(code, 1);
-    for says in
-        ["gate FAILED: quality of the representative shards", "other 9 shards were not built", "--skip-gates"]
-    {
-        assert!(out.contains(says), "{says}: {out}");
-    }
+    let failed = "gate FAILED: quality of the representative shards";
+    ends(1, &build, &[failed, "other 9 shards were not built", "--skip-gates"]);
     let says = ["quality of the representative shards", "anemoe journal", "--skip-gates"];
     refused(format!("generate {bundle} --prompt-ids 1"), &says);
     // Other options than those of the unfinished build are named, too.
@@ -89,8 +84,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     let (repeated, from) = (&v["repeated"], count(&v["repeated"]["from_step"]));
     assert!(count(&repeated["times"]) >= 8 && from + count(&repeated["times"]) == 48, "{repeated}");
     assert_eq!(v["fp16"]["repeated"]["token"], repeated["token"]);
-    let (_, out, _) = run(validate);
-    assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
+    ends(1, validate, &["FAIL: decoding falls into one repeated token"]);
 }
 
 #[test]
@@ -109,8 +103,7 @@ fn random_weights_are_undecided_without_a_reference() {
     // A bundle that failed is complete, and names the next command.
     let (v, said) = made("given", &format!("--quant lut4 --golden {golden}"), 1);
     assert_eq!((value!([v["failed"], v["shards"]]), said.as_str()), (value!(["golden", 13]), "failed"));
-    let (code, out, _) = run(format!("validate {dir}/given --golden {golden} --min-cosine 1"));
-    assert!(code == 1 && out.contains("next: anemoe trace "), "{out}");
+    ends(1, format!("validate {dir}/given --golden {golden} --min-cosine 1"), &["next: anemoe trace "]);
     // The cosine suffices, but the tokens differ.
     assert_eq!(made("loose", &format!("--quant lut4 --golden {golden} --min-cosine 0.2"), 1).1, "failed");
     assert_eq!(made("fp16", &format!("--quant fp16 --golden {golden}"), 0).1, "passed");
@@ -137,8 +130,7 @@ fn every_golden_has_to_pass() {
         for (found, path) in list(&v["goldens"]).iter().zip(goldens) {
             has(found, value!({"golden": path.to_string(), "pass": path.as_ref() == &*good}));
         }
-        let (_, out, _) = run(validate);
-        assert!(out.contains(&format!("--golden {bad} shows")), "{out}");
+        ends(1, validate, &[&format!("--golden {bad} shows")]);
     }
     // With one golden, the document has no list of goldens.
     assert!(json(0, format!("validate {bundle} --golden {good}"))["goldens"].is_null());
@@ -181,8 +173,7 @@ fn parts_gate_their_own_representatives() {
         part(&gone, &bundle, which, "");
     }
     std::fs::remove_dir_all(&gone).unwrap();
-    let (code, _, err) = run(format!("assemble {bundle}"));
-    assert!(code == 0 && err.contains("no gates of the whole"), "{err}");
+    ends(0, format!("assemble {bundle}"), &["no gates of the whole"]);
     assert_eq!(said(&bundle), ["passed", "not_run"]);
     // The record of a part's gates is lost: their result is unknown.
     let bundle = parts("lost", ["--skip-gates", ""]);
@@ -291,10 +282,7 @@ fn a_planted_outlier_is_named() {
         has(o, value!({"layer": 3, "part": "experts", "tensor": TENSOR}));
         assert!(number(&o["predicted_loss"]) > 0.3 && number(&o["ratio"]) > 100.0, "{o}");
     }
-    let out = passes(&plan);
-    for says in ["warning: L03.ffn.p0of1, experts,", "use int8-channel or lut4", "3 more matrices"] {
-        assert!(out.contains(says), "{says}: {out}");
-    }
+    ends(0, &plan, &["warning: L03.ffn.p0of1, experts,", "use int8-channel or lut4", "3 more matrices"]);
     for kind in ["int8-channel", "lut4"] {
         assert_eq!(json(0, plan.replace("int8-tensor", kind))["outliers"], value!([]), "{kind}");
     }
@@ -336,8 +324,7 @@ fn a_matrix_far_from_its_like_stops_the_build() {
         assert!(number(&fault["error"]) > 4.0 * number(&fault["usual"]), "{fault}");
         assert!(!bundle.join("chain.json").exists() && packages(&bundle).len() < 13);
     }
-    let (code, out, _) = run(&stops);
-    assert!(code == 1 && out.contains("weights: FAIL, L03.ffn.p0of1") && out.contains(TENSOR), "{out}");
+    ends(1, &stops, &["weights: FAIL, L03.ffn.p0of1", TENSOR]);
     assert_eq!(json(0, format!("{stops} --skip-gates"))["shards"], 13);
     // If layers are probed, the matrix is the worst of all.
     let (_, out, _) = run(build(&dir.join("probed"), "--json"));

@@ -74,11 +74,8 @@ fn a_text_needs_nothing_but_the_file() {
     assert!(plain["text"].is_string());
     let (one, two) = (generate("-n 8 --seed 1"), generate("-n 8 --seed 2"));
     assert_ne!(one["generated_ids"], two["generated_ids"]);
-    let sampling = &one["sampling"];
-    has(
-        sampling,
-        value!({"from_model": ["temperature", "top_k", "repetition_penalty"], "temperature": 1.5, "top_k": 40}),
-    );
+    let from_model = ["temperature", "top_k", "repetition_penalty"];
+    has(&one["sampling"], value!({"from_model": from_model, "temperature": 1.5, "top_k": 40}));
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         assert!(bundle.join(name).is_file(), "{name}");
     }

@@ -99,10 +99,8 @@ fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
     // Without the server, the fetched parts suffice for a plan; an error says that the rest is missing.
     let asked = machine.server.asked().len();
     machine.passes(format!("plan {remote} --offline"));
-    machine.refuses(
-        format!("golden {remote} --offline --prompt-ids 1 -o g.npz"),
-        &["model.safetensors is not in"],
-    );
+    let golden = format!("golden {remote} --offline --prompt-ids 1 -o g.npz");
+    machine.refuses(golden, &["model.safetensors is not in"]);
     assert_eq!(machine.server.asked().len(), asked);
     // The weights are fetched for a plan that measures them.
     same("plan", "--quant int8-tensor");

@@ -49,25 +49,16 @@ impl Made {
         entries.get_mut("stages/check.json").unwrap()["document"] = value!({"controls": controls});
         let system =
             value!({"os": "macOS 26.0", "build": "25A354", "chip": "Apple M4 Max", "simulated": false});
-        for (name, entry) in [
-            (
-                "system.json",
-                value!({
-                    "system": system, "memory_bytes": 48_000_000_000u64, "cores": 16, "version": "0.1.0", "model": "tiny",
-                    "quant": "lut4", "tokens": [1, 8],
-                }),
-            ),
-            ("bench.json", value!({"schema": 1, "mode": "coreml", "kinds": kinds, "decode": []})),
-            ("packages.json", Value::Array(packages)),
-            (
-                "plan.json",
-                value!({
-                    "format": 1, "os": "macOS 26.0", "chip": "Apple M4 Max", "compute_units": "cpuAndNeuralEngine", "plans": plans,
-                }),
-            ),
-        ] {
-            entries.insert(name.into(), entry);
-        }
+        let system = value!({
+            "system": system, "memory_bytes": 48_000_000_000u64, "cores": 16, "version": "0.1.0", "model": "tiny",
+            "quant": "lut4", "tokens": [1, 8],
+        });
+        let plan = value!({
+            "format": 1, "os": "macOS 26.0", "chip": "Apple M4 Max", "compute_units": "cpuAndNeuralEngine", "plans": plans,
+        });
+        let bench = value!({"schema": 1, "mode": "coreml", "kinds": kinds, "decode": []});
+        let names = ["system.json", "bench.json", "packages.json", "plan.json"].map(String::from);
+        entries.extend(names.into_iter().zip([system, bench, packages.into(), plan]));
         Made { bundle, dir: folder(), entries }
     }
 

@@ -91,14 +91,9 @@ fn a_path_of_another_kind_is_named_with_the_next_command() {
 #[test]
 fn a_finished_bundle_names_the_options_that_differ() {
     let out = built("tiny-gemma4-moe", "--quant lut4 --head-quant lut6 --tokens 1 --max-context 64");
-    let line =
-        format!("build {} -o {out} --tokens 1,4 --max-context 64 --quant fp16", fixture("tiny-gemma4-moe"));
-    let says = [
-        "finished bundle",
-        "--head-quant lut6, now (default)",
-        "--quant lut4, now fp16",
-        "--tokens 1, now 1,4",
-    ];
+    let (model, changed) = (fixture("tiny-gemma4-moe"), "--quant lut4, now fp16");
+    let line = format!("build {model} -o {out} --tokens 1,4 --max-context 64 --quant fp16");
+    let says = ["finished bundle", "--head-quant lut6, now (default)", changed, "--tokens 1, now 1,4"];
     let err = refuses(&mut anemoe(line), &says);
     assert!(!err.contains("--max-context"), "{err}");
     let other = fixture("tiny-gemma4-moe-text");

@@ -108,14 +108,8 @@ fn pipes_are_no_outputs() {
 fn files_of_a_bundle_are_no_outputs() {
     let (bundle, tiny) = (built("tiny-gemma4-moe-text", "--no-journal"), fixture("tiny-gemma4-moe-text"));
     let before = contents(&bundle);
-    let names = [
-        "chain.json",
-        "embed.bin",
-        "tokenizer.json",
-        "shards/x.npz",
-        "shards/L00.attn.mlpackage/Manifest.json",
-    ];
-    for name in names {
+    let names = "chain.json embed.bin tokenizer.json shards/x.npz shards/L00.attn.mlpackage/Manifest.json";
+    for name in names.split(' ') {
         let says = ["is a file of the", "choose another name"];
         refused(format!("golden {tiny} --prompt-ids 1 -o {bundle}/{name} --force"), &says);
         refused(format!("plan {tiny} --out {bundle}/{name} --force"), &says);

@@ -121,14 +121,8 @@ fn files_and_links_under_other_names_are_left_alone() {
 fn links_under_our_names_are_refused_by_every_command() {
     let [bundle, _] = bundles();
     let elsewhere = folder();
-    let names = [
-        "shards",
-        "chain.json",
-        "embed.bin",
-        "shards/L00.attn.mlpackage",
-        "shards/L00.attn.mlpackage/Manifest.json",
-    ];
-    for name in names {
+    let package = "shards/L00.attn.mlpackage";
+    for name in ["shards", "chain.json", "embed.bin", package, &format!("{package}/Manifest.json")] {
         let (inside, outside) = (bundle.join(name), elsewhere.join("kept"));
         fs::rename(&inside, &outside).unwrap();
         let planted = [".partial-theirs", ".tmpfoo", ".anemoe-tmp-theirs"].map(|p| outside.join(p));

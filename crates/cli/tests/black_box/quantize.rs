@@ -144,8 +144,8 @@ fn one_scale_for_a_bank_suits_the_bits_of_its_kind() {
             assert!(found > least && found < 1.0, "{kind} {scope}: {found}");
         }
     }
-    let out = passes("plan synthetic:gemma4-mini?layers=1 --quant int8-tensor --scale-scope bank");
-    assert!(out.contains("one scale for up to 262,144 weights"), "{out}");
+    let banks = "plan synthetic:gemma4-mini?layers=1 --quant int8-tensor --scale-scope bank";
+    ends(0, banks, &["one scale for up to 262,144 weights"]);
     // Groups that do not divide are noted.
     for (options, says) in
         [("--group-size 48", "48 do not divide"), ("--group-size 1 --quant lut8", "stays fp16")]

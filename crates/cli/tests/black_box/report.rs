@@ -49,9 +49,7 @@ fn a_page_grows_with_what_commands_record() {
     let text = passes(format!("report {b}"));
     let parts = "Packages by kind|Packages by layer|Error by layer and part|behind|lowest cosine of the hidden state|\
         decode at 8|m4-max|validate|Journal: |setup";
-    for says in parts.split('|') {
-        assert!(text.contains(says), "{says}: {text}");
-    }
+    shows(&text, &parts.split('|').collect::<Vec<_>>());
     assert_eq!(text.lines().filter(|line| line.starts_with("layer 0 ")).count(), 3, "{text}");
     let chips = list(&found["chip_speeds"]);
     assert!(chips.len() > 4 && chips.iter().all(|c| number(&c["tok_s"]["likely"]) > 0.0), "{chips:?}");

@@ -22,11 +22,8 @@ fn a_bundle_is_sampled_as_its_makers_recommend() {
         value!({"repetition_penalty": 1.3, "frequency_penalty": 0.1, "temperature": 0.7, "max_new_tokens": 48}),
     );
     let penalized = generate("");
-    let own = &penalized["sampling"];
-    has(
-        own,
-        value!({"from_model": ["repetition_penalty", "frequency_penalty"], "repetition_penalty": 1.3, "temperature": 0.0}),
-    );
+    let (own, from_model) = (&penalized["sampling"], ["repetition_penalty", "frequency_penalty"]);
+    has(own, value!({"from_model": from_model, "repetition_penalty": 1.3, "temperature": 0.0}));
     let penalized = ids(&penalized["generated_ids"]);
     assert!(penalized.len() == 48 && penalized != greedy);
     assert_eq!(tokens("--repetition-penalty 1 --frequency-penalty 0"), greedy);

@@ -74,6 +74,13 @@ impl Server {
         (status, body)
     }
 
+    /// Returns a counter of the server's metrics.
+    fn counter(&self, name: &str) -> u64 {
+        let (_, metrics) = self.get("/metrics");
+        let value = metrics.lines().find_map(|l| l.strip_prefix(&format!("anemoe_{name}_total ")));
+        value.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+    }
+
     /// Returns a figure of the server's health.
     pub fn health(&self, key: &str) -> u64 {
         count(&serde_json::from_str::<Value>(&self.get("/health").1).unwrap()[key])
@@ -374,11 +381,6 @@ fn what_other_servers_take_is_taken_or_answered_with_what_is_meant() {
 fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
     let plain = Server::small("--max-sequences 4 --prefix-cache 0 --speculate off");
     let drafting = Server::small("--max-sequences 4 --prefix-cache 0 --speculate ngram --draft-max 6");
-    let counter = |server: &Server, name: &str| -> u64 {
-        let (_, metrics) = server.get("/metrics");
-        let value = metrics.lines().find_map(|l| l.strip_prefix(&format!("anemoe_{name}_total ")));
-        value.unwrap_or_else(|| panic!("{name}")).parse().unwrap()
-    };
     let lines = "    self.name = name\n    self.value = value\n".repeat(3);
     let prompt = format!("def __init__(self, name, value):\n{lines}");
     for mut body in [
@@ -393,10 +395,10 @@ fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
         let [one, other] = [&plain, &drafting].map(|server| server.complete(body.clone()));
         assert_eq!((&one["choices"], &one["usage"]), (&other["choices"], &other["usage"]), "{body}");
     }
-    assert_eq!(counter(&plain, "drafted_tokens"), 0);
-    let right = counter(&drafting, "accepted_tokens");
-    assert!(right > 8 && counter(&drafting, "drafted_tokens") >= right);
-    assert!(counter(&drafting, "passes") < counter(&plain, "passes"));
+    assert_eq!(plain.counter("drafted_tokens"), 0);
+    let right = drafting.counter("accepted_tokens");
+    assert!(right > 8 && drafting.counter("drafted_tokens") >= right);
+    assert!(drafting.counter("passes") < plain.counter("passes"));
     // A grammar checks each drafted token, and tokens that were cut back are not part of the next turn.
     let schema = json!({"type": "array", "items": {"const": "name name"}, "minItems": 6, "maxItems": 6});
     let body = json!({"messages": user(&prompt), "max_tokens": 200, "temperature": 0, "response_format": schema_format(&schema)});
@@ -430,9 +432,7 @@ fn few_streams_draft_together_with_a_drafter_and_their_answers_stay_the_same() {
     for streams in [1, 3, 9] {
         assert_eq!(answers(&drafting, streams), expected, "{streams} streams");
     }
-    let (_, metrics) = drafting.get("/metrics");
-    let value = metrics.lines().find_map(|l| l.strip_prefix("anemoe_drafter_accepted_total ")).unwrap();
-    assert!(value.parse::<u64>().unwrap() > 100, "{metrics}");
+    assert!(drafting.counter("drafter_accepted") > 100);
 }
 
 /// Head of a request for tokens, without the length of its body.

@@ -259,8 +259,6 @@ fn stores_that_are_none() {
     refused(format!("assemble {bundle} --name x"), &["--pull"]);
     // Plain HTTP.
     let mut command = anemoe(format!("pull s3://models {dir}/x"));
-    refuses(
-        command.env_remove("AWS_ALLOW_HTTP").env("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
-        &["AWS_ALLOW_HTTP"],
-    );
+    command.env_remove("AWS_ALLOW_HTTP").env("AWS_ENDPOINT_URL", "http://127.0.0.1:9");
+    refuses(&mut command, &["AWS_ALLOW_HTTP"]);
 }

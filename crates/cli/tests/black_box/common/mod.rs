@@ -163,6 +163,20 @@ pub fn json_of(expected: i32, command: &mut Command) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{command:?}: {e}\n{out}"))
 }
 
+/// Checks that a text has each of these parts.
+pub fn shows(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in\n{text}");
+    }
+}
+
+/// Checks the exit status of the binary, and that each of `says` is in its output or its messages.
+pub fn ends(expected: i32, line: impl AsRef<str>, says: &[&str]) {
+    let (code, out, err) = run(&line);
+    assert_eq!(code, expected, "{}\n{out}\n{err}", line.as_ref());
+    shows(&(out + &err), says);
+}
+
 /// Checks that the binary ends with exit status 2 and each of `says` in its message.
 pub fn refused(line: impl AsRef<str>, says: &[&str]) {
     refuses(&mut anemoe(line), says);
@@ -172,9 +186,7 @@ pub fn refused(line: impl AsRef<str>, says: &[&str]) {
 pub fn refuses(command: &mut Command, says: &[&str]) -> String {
     let (code, out, err) = finish(command);
     assert_eq!(code, 2, "{command:?}\n{out}\n{err}");
-    for text in says {
-        assert!(err.contains(text), "{command:?}: `{text}` is not in\n{err}");
-    }
+    shows(&err, says);
     err
 }
 
