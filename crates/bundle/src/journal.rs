@@ -110,13 +110,19 @@ impl Event {
     fn check(&self) -> std::result::Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         let is_word = |text: &str| (1..=MAX_WORD).contains(&text.len()) && text.chars().all(fits);
-        let status = Some(self.status.as_str()).filter(|status| !status.is_empty());
-        let words = [("id", Some(&*self.id)), ("kind", Some(&*self.kind)), ("of", self.of.as_deref())];
-        let mut words = words.into_iter().chain([("status", status)]);
-        let wrong = words.find(|(_, text)| text.is_some_and(|text| !is_word(text)));
-        wrong.map_or(Ok(()), |(what, _)| {
-            Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
-        })
+        let status = Some(&self.status).filter(|status| !status.is_empty());
+        let words = [
+            ("id", Some(&self.id)),
+            ("kind", Some(&self.kind)),
+            ("of", self.of.as_ref()),
+            ("status", status),
+        ];
+        match words.iter().find(|(_, text)| text.is_some_and(|text| !is_word(text))) {
+            Some((what, _)) => {
+                Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -127,14 +133,8 @@ fn make_id() -> String {
     crate::sha256(format!("{now} {} {count}", std::process::id()).as_bytes())[..10].into()
 }
 
-/// Reason for which a line is no event.
-struct Fault {
-    /// True if the line is the cut-off beginning of an event.
-    torn: bool,
-    what: String,
-}
-
-fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, Fault> {
+/// Reads a line. The error says why it is no event, and is preceded by true for the cut-off beginning of an event.
+fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, (bool, String)> {
     // Some file systems leave zeros where data had not arrived before a power failure; a later append ends that line.
     let end = line.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |i| i + 1);
     let line = &line[..end];
@@ -142,13 +142,10 @@ fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, Fault> 
         let torn = e.is_eof() && line.trim_ascii_start().first().is_none_or(|&b| b == b'{');
         let text = e.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);
-        Fault { torn, what: format!("{what}, at character {}", e.column()) }
+        (torn, format!("{what}, at character {}", e.column()))
     })?;
-    let fault = |what: String| Fault { torn: false, what };
-    let event: Event =
-        serde_json::from_value(value).map_err(|e| fault(json::JsonError::from(e).to_string()))?;
-    event.check().map_err(fault)?;
-    Ok(event)
+    let event = serde_json::from_value(value).map_err(|e| json::JsonError::from(e).to_string());
+    event.and_then(|event: Event| event.check().map(|()| event)).map_err(|what| (false, what))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
@@ -164,8 +161,8 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
         }
         match parse_line(line, &mut left) {
             Ok(event) => journal.events.push(event),
-            Err(fault) if fault.torn && !line.ends_with(b"\n") => journal.torn = true,
-            Err(fault) => return invalid(fault.what),
+            Err((true, _)) if !line.ends_with(b"\n") => journal.torn = true,
+            Err((_, what)) => return invalid(what),
         }
     }
     Ok(journal)

@@ -74,6 +74,8 @@ pub struct TrialResult {
     pub out: Option<String>,
     /// True if an earlier run tried the form.
     reused: bool,
+    #[serde(skip)]
+    built: ShardForm,
 }
 
 /// Placement of functions by their plans.
@@ -210,19 +212,18 @@ impl Tuner<'_> {
             }
             programs.push(own_programs);
             listener.message(&format!("{}: {}", shard.kind.name(), rung.name));
-            tried.push((rung.form, self.form(&plan, &own, &rung, listener)?));
+            tried.push(self.form(&plan, &own, &rung, listener)?);
         }
         let (best, reason) = choose(&tried);
-        let best = best.map(|i| &tried[i]);
         Ok(FormChoice {
             sort: shard.kind,
             shard: shard.name.clone(),
             bytes: shard.bytes,
-            chosen: best.map(|(_, trial)| trial.form.clone()),
-            options: best.map(|(_, trial)| trial.options.clone()).unwrap_or_default(),
-            form: best.map(|(form, _)| *form),
+            chosen: best.map(|trial| trial.form.clone()),
+            options: best.map(|trial| trial.options.clone()).unwrap_or_default(),
+            form: best.map(|trial| trial.built),
             reason,
-            trials: tried.into_iter().map(|(_, trial)| trial).collect(),
+            trials: tried,
         })
     }
 
@@ -250,16 +251,17 @@ impl Tuner<'_> {
             form: rung.name.clone(),
             options: rung.build_args.join(" "),
             tokens: counts.iter().map(|&tokens| JudgedTokens { tokens, ..JudgedTokens::default() }).collect(),
+            built: rung.form,
             ..TrialResult::default()
         };
         let file = folder.join(RESULT_FILE);
         let known = read_json(&file).filter(|known: &TrialResult| known.key == result.key && !self.again);
         if let Some(known) = known {
-            return Ok(TrialResult { reused: true, ..known });
+            return Ok(TrialResult { reused: true, built: rung.form, ..known });
         }
         listener.progress(&rung.name, "build", 0, 1);
         let trial = write_trial(self.family, self.importance, (plan, own), (folder, parts), &rung.name)?;
-        result.out = match finding(self.steps(own, &trial, rung.form, &mut result, listener))? {
+        result.out = match finding(self.steps(own, &trial, &mut result, listener))? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -289,12 +291,11 @@ impl Tuner<'_> {
         &self,
         own: &[&PlannedShard],
         trial: &Trial,
-        form: ShardForm,
         result: &mut TrialResult,
         listener: &dyn Listener,
     ) -> StepResult<()> {
         let form_name = result.form.clone();
-        let form = Some((own[0].kind, form));
+        let form = Some((own[0].kind, result.built));
         // Operations of each function, with the most tokens that the function takes; none if a plan is missing.
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
@@ -355,19 +356,16 @@ fn fault(judged: &JudgedTokens) -> Option<String> {
     (figures.wrong_tokens > figures.may_be_wrong).then(text)
 }
 
-/// Chooses among forms in their order, simple ones first; returns the index and the reason.
-fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
-    let time = |i: usize| tried[i].1.mean_us();
-    let residency = |i: usize| tried[i].1.placement.residency;
-    let right: Vec<usize> = (0..tried.len()).filter(|&i| tried[i].1.out.is_none()).collect();
-    let Some(best) = right.iter().filter_map(|&i| residency(i)).min() else {
+/// Chooses among forms in their order, simple ones first; returns the choice and the reason.
+fn choose(tried: &[TrialResult]) -> (Option<&TrialResult>, String) {
+    let right: Vec<&TrialResult> = tried.iter().filter(|t| t.out.is_none()).collect();
+    let Some(best) = right.iter().filter_map(|t| t.placement.residency).min() else {
         return (None, format!("no form works: {} were tried, see why each is out", tried.len()));
     };
-    let placed: Vec<usize> = right.iter().copied().filter(|&i| residency(i) == Some(best)).collect();
-    let fastest = placed.iter().copied().map(time).fold(f64::INFINITY, f64::min);
-    let near = |i: &&usize| time(**i) <= fastest * (1.0 + SAME_TIME);
-    let simplicity = |i: &&usize| (tried[**i].0.differences().len(), **i);
-    let chosen = *placed.iter().filter(near).min_by_key(simplicity).unwrap_or(&placed[0]);
+    let placed: Vec<_> = right.iter().filter(|t| t.placement.residency == Some(best)).collect();
+    let fastest = placed.iter().map(|t| t.mean_us()).fold(f64::INFINITY, f64::min);
+    let near = placed.iter().filter(|t| t.mean_us() <= fastest * (1.0 + SAME_TIME));
+    let chosen: &TrialResult = near.min_by_key(|t| t.built.differences().len()).unwrap_or(&placed[0]);
     let place = match best {
         Verdict::Ane => "wholly on the Neural Engine",
         Verdict::Unknown => {
@@ -375,14 +373,14 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
         }
         Verdict::NotAne => "partly elsewhere (no form is wholly on the Neural Engine)",
     };
-    let times = tried[chosen].1.times();
+    let times = chosen.times();
     let rank = match placed.len() {
         1 if right.len() > 1 => "the only one placed so well".into(),
         1 => "the only one that works".into(),
-        n if time(chosen) <= fastest => format!("the fastest of {n} placed so"),
+        n if chosen.mean_us() <= fastest => format!("the fastest of {n} placed so"),
         _ => format!(
             "another takes {:.1} % less, which is a tie ({:.0} %), and it is simpler",
-            100.0 * (1.0 - fastest / time(chosen)),
+            100.0 * (1.0 - fastest / chosen.mean_us()),
             100.0 * SAME_TIME
         ),
     };
@@ -400,7 +398,7 @@ mod tests {
     }
 
     /// Makes trials of three forms in order: the default, the cache kept by the host, and attention per head.
-    fn tried(trials: [(Option<Verdict>, f64, Option<&str>); 3]) -> Vec<(ShardForm, TrialResult)> {
+    fn tried(trials: [(Option<Verdict>, f64, Option<&str>); 3]) -> Vec<TrialResult> {
         let forms = [
             ShardForm::default(),
             ShardForm { cache: CacheForm::Host, ..ShardForm::default() },
@@ -412,13 +410,22 @@ mod tests {
             out: out.map(String::from),
             ..TrialResult::default()
         };
-        forms.into_iter().zip(trials.map(trial)).collect()
+        let built = forms.into_iter().zip(trials.map(trial));
+        built.map(|(built, trial)| TrialResult { built, ..trial }).collect()
+    }
+
+    fn place(tried: &[TrialResult], chosen: &TrialResult) -> usize {
+        tried.iter().position(|t| std::ptr::eq(t, chosen)).unwrap()
     }
 
     #[test]
     fn placement_comes_before_time_and_near_ties_keep_the_simpler_form() {
         use Verdict::{Ane, NotAne, Unknown};
-        let chosen = |trials| choose(&tried(trials));
+        let chosen = |trials| {
+            let tried = tried(trials);
+            let (chosen, reason) = choose(&tried);
+            (chosen.map(|chosen| place(&tried, chosen)), reason)
+        };
         let (ane, unknown, elsewhere) = (Some(Ane), Some(Unknown), Some(NotAne));
         assert_eq!(chosen([(ane, 102.9, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(0));
         assert_eq!(chosen([(ane, 103.1, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(1));
@@ -437,13 +444,13 @@ mod tests {
     fn time_for_many_tokens_counts_as_much_as_time_for_one() {
         let ane = Some(Verdict::Ane);
         let mut trials = tried([(ane, 100.0, None), (ane, 90.0, None), (ane, 400.0, None)]);
-        for ((_, trial), us) in trials.iter_mut().zip([1000.0, 2000.0, 200.0]) {
+        for (trial, us) in trials.iter_mut().zip([1000.0, 2000.0, 200.0]) {
             trial.tokens.push(judged(64, us));
         }
         let (chosen, reason) = choose(&trials);
-        assert_eq!(chosen, Some(2));
+        assert_eq!(chosen.map(|chosen| place(&trials, chosen)), Some(2));
         assert!(reason.contains("400 us a call of 1 token, 200 us a call of 64"), "{reason}");
         trials.pop();
-        assert_eq!(choose(&trials).0, Some(0));
+        assert_eq!(choose(&trials).0.map(|chosen| place(&trials, chosen)), Some(0));
     }
 }

@@ -27,9 +27,10 @@ const ALIASES: [(&str, &str); 2] = [("t4.4", "exp-36"), ("l0", "l0-probe")];
 const MAX_RECIPE_BYTES: u64 = 64 << 10;
 
 /// Command that brings figures, in the order in which gates run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecipeCommand {
+    #[default]
     Plan,
     Build,
     Check,
@@ -232,10 +233,7 @@ impl Recipe {
         self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
         for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
             let (name, is_built) = (gate.name(), self.gates.contains(&RecipeCommand::Build));
-            ensure!(
-                is_built,
-                "gate `{name}` needs the bundle that `build` makes, which is not among the gates"
-            );
+            ensure!(is_built, "gate `{name}` needs the bundle that `build` makes, which is no gate here");
             // A prompt, or a golden of one.
             let has_prompt =
                 matches!(gate, RecipeCommand::Check | RecipeCommand::Bench) || !self.prompt_ids.is_empty();

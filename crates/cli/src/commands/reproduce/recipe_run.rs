@@ -52,21 +52,18 @@ impl Source {
             recipe.source.display()
         );
         let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
-        let (cut, mut pairs): (Vec<&str>, Vec<&str>) =
-            query.split('&').filter(|p| !p.is_empty()).partition(|pair| pair.starts_with("layers="));
-        if !is_synthetic || layers.is_none() && !cut.is_empty() {
-            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
-        }
-        let layers = layers.unwrap_or(recipe.layers);
-        let cut = format!("layers={layers}");
-        pairs.push(&cut);
-        let built = format!("{name}?{}", pairs.join("&"));
-        Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let (cut, mut kept): (Vec<&str>, Vec<&str>) = pairs.partition(|pair| pair.starts_with("layers="));
+        let layers = layers.or(cut.is_empty().then_some(recipe.layers)).filter(|_| is_synthetic);
+        let own = layers.map(|layers| format!("layers={layers}"));
+        kept.extend(own.as_deref());
+        let built = if layers.is_some() { format!("{name}?{}", kept.join("&")) } else { planned.clone() };
+        Ok(Source { built, planned, is_synthetic, layers })
     }
 }
 
 /// Results of a gate of a build.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct CommandRecord {
     gate: RecipeCommand,
     build: String,
@@ -201,14 +198,7 @@ impl<'a> BuildRun<'a> {
 
     fn run_gate(&self, gate: RecipeCommand) -> anyhow::Result<CommandRecord> {
         let (words, build) = (self.arguments(gate), self.build.name.clone());
-        let mut left = CommandRecord {
-            gate,
-            build,
-            figures: BTreeMap::new(),
-            bundle: None,
-            stopped: None,
-            again: false,
-        };
+        let mut left = CommandRecord { gate, build, ..CommandRecord::default() };
         if matches!(gate, RecipeCommand::Validate | RecipeCommand::Trace) {
             self.make_golden()?;
         }
@@ -294,11 +284,8 @@ impl<'a> BuildRun<'a> {
         }
         ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
         let (prompt, steps) = (self.prompt(), self.recipe.new_tokens.to_string());
-        let mut words = [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"]
-            .map(OsString::from)
-            .to_vec();
-        words.push(file.into());
-        run_command("golden", &words).map(drop)
+        let words = [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from);
+        run_command("golden", &[&words[..], &[file.into()]].concat()).map(drop)
     }
 
     fn arguments(&self, gate: RecipeCommand) -> Vec<OsString> {
