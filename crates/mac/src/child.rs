@@ -206,17 +206,16 @@ impl Worker {
         drop(self.input.take());
         let said = self.words.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         // Core ML's compiler writes its messages to standard error; what a child that speaks has said was read already.
-        let with_said =
-            |what: String, sign| if said.is_empty() { what } else { format!("{what}{sign} {said}") };
+        let with = |what: String, sign| if said.is_empty() { what } else { format!("{what}{sign} {said}") };
         Ok(match self.last.take() {
             _ if is_hung => {
                 let what = format!("no progress for {:.0} s (--timeout)", limit.as_secs_f64());
-                Ended::new(End::Hung, with_said(what, ":"))
+                Ended::new(End::Hung, with(what, ":"))
             }
             Some(Reply::Done(document)) if status.success() => Ended::with_faults(String::new(), document),
             Some(Reply::Failed(what)) if self.speaks => Ended::new(End::Refused, what),
-            Some(Reply::Failed(what)) => Ended::new(End::Refused, with_said(what, ";")),
-            _ => Ended::new(End::Crashed, with_said(describe(status), ":")),
+            Some(Reply::Failed(what)) => Ended::new(End::Refused, with(what, ";")),
+            _ => Ended::new(End::Crashed, with(describe(status), ":")),
         })
     }
 
@@ -323,7 +322,7 @@ pub fn serve_parent(command: &CommandRunner) -> Result<()> {
 }
 
 /// Does work. `told` hears numbers above 0 that the work counts, and tells whether the work may stop.
-fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, command: &CommandRunner) -> Result<Value> {
+fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, run: &CommandRunner) -> Result<Value> {
     match work {
         Work::Compile(model) => anemoe_coreml::compile(&model.package, &model.compiled).map(|_| Value::Null),
         Work::Load(model) => to_value(&load(&model)?),
@@ -334,22 +333,19 @@ fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, command: &CommandRunne
             to_value(&functions.iter().map(plan).collect::<Result<Vec<_>>>()?)
         }
         Work::Measure { trial, tokens, calls } => {
-            let packages = trial.models.iter().map(|m| m.package.clone()).collect();
-            let backend =
-                Mixed { packages, core_ml: core_ml_for(&trial.models)?, cpu: CpuBackend::default() };
+            let own = trial.models.iter().map(|m| m.package.clone()).collect();
+            let backend = Mixed { own, core_ml: core_ml_for(&trial.models)?, cpu: CpuBackend::default() };
             to_value(&run_trial(&trial, &backend, tokens, calls)?)
         }
         Work::Soak { bundle, only, length } => {
             let (chain, core_ml) = core_ml_of(&bundle)?;
             let on_core_ml = chain.shards.iter().filter(|s| only.is_empty() || only.contains(&s.name));
-            let packages = on_core_ml.map(|shard| bundle.join(&shard.file)).collect();
-            let backend = Mixed { packages, core_ml, cpu: CpuBackend::default() };
+            let own = on_core_ml.map(|shard| bundle.join(&shard.file)).collect();
+            let backend = Mixed { own, core_ml, cpu: CpuBackend::default() };
             to_value(&soak(&bundle, &backend, length, told)?)
         }
         Work::Run { bundle } => to_value(&run_until(&bundle, &core_ml_of(&bundle)?.1, told)?),
-        Work::Command { command: name, arguments } => {
-            to_value(&command(&name, &arguments).map_err(Error::usage)?)
-        }
+        Work::Command { command, arguments } => to_value(&run(&command, &arguments).map_err(Error::usage)?),
     }
 }
 
@@ -381,7 +377,7 @@ fn core_ml(compiled: CompiledModels) -> Result<CoreMlBackend> {
 
 /// Backend with Core ML for some packages, and the CPU executor for all others.
 struct Mixed {
-    packages: Vec<PathBuf>,
+    own: Vec<PathBuf>,
     core_ml: CoreMlBackend,
     cpu: CpuBackend,
 }
@@ -389,7 +385,7 @@ struct Mixed {
 impl Backend for Mixed {
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>> {
         let backend: &dyn Backend =
-            if self.packages.iter().any(|p| p == path) { &self.core_ml } else { &self.cpu };
+            if self.own.iter().any(|p| p == path) { &self.core_ml } else { &self.cpu };
         backend.open_with(path, caches)
     }
 }

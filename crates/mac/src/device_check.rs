@@ -27,6 +27,8 @@ use std::time::Duration;
 
 /// Compute units of the plans.
 pub const UNITS: &str = "cpuAndNeuralEngine";
+/// Control that asks about a package of the bundle with the CPU alone allowed.
+const CPU_ALONE: &str = "the CPU alone is allowed";
 /// Rows and columns of the products in fp32; products of every measured size ran on the CPU (rule `type.fp32`).
 const SIZE: u64 = 256;
 /// Name of the package with products in fp32.
@@ -84,7 +86,7 @@ impl BundleSteps<'_> {
             let plans = match ask(shard, false)? {
                 Ok(plans) => {
                     if found.controls.is_empty() {
-                        found.controls.push(Control::cpu_alone(&shard.name, Some(ask(shard, true)?)));
+                        found.controls.push(Control::judged(CPU_ALONE, &shard.name, Some(ask(shard, true)?)));
                     }
                     plans
                 }
@@ -98,7 +100,7 @@ impl BundleSteps<'_> {
             found.report.plans.extend(plans.into_iter().map(plan));
         }
         if found.controls.is_empty() {
-            found.controls.push(Control::cpu_alone("", None));
+            found.controls.push(Control::judged(CPU_ALONE, "", None));
         }
         found.controls.push(Control::fp32(self.limit)?);
         found.no_is_proven = found.controls.iter().all(|control| control.pass);
@@ -141,11 +143,6 @@ pub struct Control {
 pub type PlanAnswer = std::result::Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
 
 impl Control {
-    /// Judges the plans of a package of the bundle with the CPU alone allowed; `answer` is none if no package has a plan.
-    pub fn cpu_alone(package: &str, answer: Option<PlanAnswer>) -> Control {
-        Control::judged("the CPU alone is allowed", package, answer)
-    }
-
     /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child process.
     pub fn fp32(limit: Duration) -> Result<Control> {
         let temporary = std::env::temp_dir();
@@ -160,6 +157,7 @@ impl Control {
         Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(finding(planned)?)))
     }
 
+    /// Judges the plans of a package; `answer` is none if no package has a plan.
     fn judged(control: &str, package: &str, answer: Option<PlanAnswer>) -> Control {
         let (plans, failure) = match answer {
             None => (Vec::new(), Some("no package of the bundle has a plan".to_string())),
@@ -211,12 +209,15 @@ mod tests {
 
     #[test]
     fn a_control_that_crashed_is_missing_or_says_yes_proves_nothing() {
-        let judged = |ops: Vec<PlannedOp>| Control::cpu_alone("a", Some(Ok(vec![("main".into(), ops)])));
+        let judged =
+            |ops: Vec<PlannedOp>| Control::judged(CPU_ALONE, "a", Some(Ok(vec![("main".into(), ops)])));
         assert!(judged(vec![op(None), op(Some(Device::Cpu))]).pass);
         assert!(!judged(vec![op(Some(Device::Cpu)), op(Some(Device::Ane))]).pass);
         assert!(judged(vec![op(None)]).text().contains("DOES NOT SAY NO"));
         let crashed = StepFailure::new("a", "plan", End::Crashed, "signal 6 (abort)".into());
-        for control in [Control::cpu_alone("a", Some(Err(crashed))), Control::cpu_alone("", None)] {
+        for control in
+            [Control::judged(CPU_ALONE, "a", Some(Err(crashed))), Control::judged(CPU_ALONE, "", None)]
+        {
             assert!(!control.pass && control.text().contains("not proven"), "{}", control.text());
         }
     }

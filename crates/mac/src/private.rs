@@ -55,9 +55,8 @@ impl PrivateWords {
 
     /// Removes private words from a text.
     pub fn text(&self, text: &str) -> String {
-        let replaced =
-            self.0.iter().fold(text.to_string(), |text, (word, stands)| replace(&text, word, stands));
-        HOMES.iter().fold(replaced, |text, home| without_home(&text, home))
+        let out = self.0.iter().fold(text.to_string(), |text, (word, stands)| replace(&text, word, stands));
+        HOMES.iter().fold(out, |text, home| without_home(&text, home))
     }
 
     /// Removes private words from a document, in keys and values.

@@ -111,9 +111,8 @@ impl TrialResult {
     /// Computes the geometric mean of the median times of all token counts, in microseconds. A form that is twice as fast
     /// for one token counts as much as a form that is twice as fast for many.
     fn mean_us(&self) -> f64 {
-        let logarithms =
-            self.tokens.iter().map(|t| t.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us.ln()));
-        (logarithms.sum::<f64>() / self.tokens.len().max(1) as f64).exp()
+        let logs = self.tokens.iter().map(|t| t.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us.ln()));
+        (logs.sum::<f64>() / self.tokens.len().max(1) as f64).exp()
     }
 
     /// Formats the median time of a call, by token count.
@@ -133,12 +132,10 @@ impl TuneReport {
         let system = self.system.as_deref().unwrap_or_default();
         let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
         for choice in &self.sorts {
-            let sort = choice.sort.name();
+            let (sort, reason) = (choice.sort.name(), &choice.reason);
             text += &match choice.form {
-                Some(form) => {
-                    format!("\n# {}\n[{sort}]\n{}", choice.reason, forms_file::lines(choice.sort, &form))
-                }
-                None => format!("\n# {sort}: {}\n", choice.reason),
+                Some(form) => format!("\n# {reason}\n[{sort}]\n{}", forms_file::lines(choice.sort, &form)),
+                None => format!("\n# {sort}: {reason}\n"),
             };
         }
         text
@@ -344,7 +341,7 @@ fn fault(judged: &JudgedTokens) -> Option<String> {
         return Some(format!("never called: no token chose one of its experts{of}"));
     }
     let first =
-        figures.first_wrong.map_or_else(String::new, |n| format!(", the first in call number {}", n + 1));
+        figures.first_wrong.map(|n| format!(", the first in call number {}", n + 1)).unwrap_or_default();
     let text = || {
         format!(
             "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} tokens{first}{of}",

@@ -84,11 +84,9 @@ impl Verification {
         if !file.is_file() && !is_empty {
             return not_ours("a folder that verify-on-mac did not make; give another --work");
         }
-        let known: Value =
-            if file.is_file() { read_json(&file).unwrap_or_default() } else { settings.clone() };
-        let differing =
-            settings.as_object().into_iter().flatten().find(|(key, value)| known[*key] != **value);
-        if let Some((key, value)) = differing {
+        let known = if file.is_file() { read_json(&file).unwrap_or_default() } else { settings.clone() };
+        let changed = settings.as_object().into_iter().flatten().find(|(key, value)| known[*key] != **value);
+        if let Some((key, value)) = changed {
             if !self.again {
                 let was = &known[key];
                 return not_ours(&format!("{key} was {was} and is {value}; give --again or another --work"));
@@ -222,9 +220,7 @@ impl Verification {
                 // A chip that the table of chips lacks is calibrated from the best known one.
                 if chips::names().contains(&slug) { slug } else { STAND_IN.into() }
             }
-            word => {
-                word.strip_prefix(['@', '>']).map_or_else(|| word.to_string(), |name| path(&self.file(name)))
-            }
+            word => word.strip_prefix(['@', '>']).map_or_else(|| word.into(), |name| path(&self.file(name))),
         })
     }
 
