@@ -110,19 +110,13 @@ impl Event {
     fn check(&self) -> std::result::Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         let is_word = |text: &str| (1..=MAX_WORD).contains(&text.len()) && text.chars().all(fits);
-        let status = Some(&self.status).filter(|status| !status.is_empty());
-        let words = [
-            ("id", Some(&self.id)),
-            ("kind", Some(&self.kind)),
-            ("of", self.of.as_ref()),
-            ("status", status),
-        ];
-        match words.iter().find(|(_, text)| text.is_some_and(|text| !is_word(text))) {
-            Some((what, _)) => {
-                Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
-            }
-            None => Ok(()),
-        }
+        let status = Some(self.status.as_str()).filter(|status| !status.is_empty());
+        let words = [("id", Some(&*self.id)), ("kind", Some(&*self.kind)), ("of", self.of.as_deref())];
+        let mut words = words.into_iter().chain([("status", status)]);
+        let wrong = words.find(|(_, text)| text.is_some_and(|text| !is_word(text)));
+        wrong.map_or(Ok(()), |(what, _)| {
+            Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
+        })
     }
 }
 

@@ -47,9 +47,8 @@ impl Recorder {
     /// Writes that the run has begun, for runs that may be killed. If an earlier run of the same `part` has no end, the
     /// event names that run.
     pub fn begin(&self, bundle: &Path, mut facts: Facts) {
-        if let Some(id) = self.interrupted(bundle, facts.get("part")) {
-            facts.insert("resumes".into(), id.into());
-        }
+        let resumed = self.interrupted(bundle, facts.get("part"));
+        facts.extend(resumed.map(|id| ("resumes".into(), id.into())));
         if let Some(id) = self.append(bundle, Event { facts, ..Event::new(self.kind, status::STARTED) }) {
             let _ = self.begun.set(id);
         }

@@ -113,12 +113,8 @@ impl BundleSteps<'_> {
         Ok(report)
     }
 
-    /// Checks the room for compiled models, which are about as large as their packages.
-    ///
-    /// ```text
-    /// 1.05 * all packages + the largest package + all packages, if they are loaded
-    /// ```
-    /// The largest counts twice. The Neural Engine's compiler keeps about as much again for models that are loaded.
+    /// Checks the room for compiled models, which are about as large as their packages; the largest counts twice. The Neural
+    /// Engine's compiler keeps about as much again for models that are loaded.
     fn check_room(&self, missing: &[&Shard], loads: bool) -> Result<()> {
         let all: u64 = missing.iter().map(|s| s.bytes).sum();
         let largest = missing.iter().map(|s| s.bytes).max().unwrap_or(0);

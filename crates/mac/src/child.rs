@@ -8,7 +8,7 @@
 
 use crate::caches::{ModelFiles, compiled_models};
 use crate::form_trial::{Trial, run_trial};
-use crate::soak::{SoakLength, run_until, soak};
+use crate::soak::{SoakLength, Told, run_until, soak};
 use anemoe_bundle::Chain;
 use anemoe_coreml::causes::End;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
@@ -321,8 +321,7 @@ pub fn serve_parent(command: &CommandRunner) -> Result<()> {
     say(&done.map_or_else(|e| Reply::Failed(e.to_string()), Reply::Done)).map_err(failed)
 }
 
-/// Does work. `told` hears numbers above 0 that the work counts, and tells whether the work may stop.
-fn perform(work: Work, told: &mut dyn FnMut(u64) -> bool, run: &CommandRunner) -> Result<Value> {
+fn perform(work: Work, told: Told<'_>, run: &CommandRunner) -> Result<Value> {
     match work {
         Work::Compile(model) => anemoe_coreml::compile(&model.package, &model.compiled).map(|_| Value::Null),
         Work::Load(model) => to_value(&load(&model)?),

@@ -44,8 +44,8 @@ pub struct Trial {
     has_router: bool,
     /// Registers that the shard's work ends in.
     outputs: Vec<String>,
-    /// Registers that have to be given besides `hidden`, behind their widths in channels.
-    seeds: Vec<(usize, String)>,
+    /// Registers that have to be given, behind their widths in channels.
+    inputs: Vec<(usize, String)>,
     /// Folder of the other shards.
     parts: PathBuf,
 }
@@ -113,12 +113,13 @@ pub fn write_trial(
         compiled: folder.join(format!("{}.{COMPILED}", shard.name)),
         functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
     };
+    let hidden = (cut.chain.model.hidden_size, "hidden".to_string());
     let width = |seed: String| Ok((width_of(&seed, &cut.chain, &package)?, seed));
     Ok(Trial {
         models: own.iter().map(files).collect(),
         has_router: own.iter().any(|s| chooses_inside(s)),
         outputs: cut.outputs,
-        seeds: cut.seeds.into_iter().map(width).collect::<Result<_>>()?,
+        inputs: std::iter::once(Ok(hidden)).chain(cut.seeds.into_iter().map(width)).collect::<Result<_>>()?,
         chain: Chain { vectors, ..cut.chain },
         folder,
         parts,
@@ -193,10 +194,10 @@ pub fn run_trial(trial: &Trial, backend: &dyn Backend, tokens: usize, calls: usi
             of_cpu.clear();
             of_model.clear();
         }
-        let mut values = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size * tokens))];
-        let seeds = trial.seeds.iter();
-        values.extend(seeds.map(|(width, name)| (name.as_str(), stream(&mut random, width * tokens))));
-        let registers: Vec<(&str, &[f32])> = values.iter().map(|(n, v)| (*n, v.as_slice())).collect();
+        let inputs = trial.inputs.iter();
+        let values: Vec<_> =
+            inputs.map(|(width, name)| (name, stream(&mut random, width * tokens))).collect();
+        let registers: Vec<(&str, &[f32])> = values.iter().map(|(n, v)| (n.as_str(), v.as_slice())).collect();
         let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
             let of = |name: &String| left.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
             trial.outputs.iter().map(of).collect()

@@ -132,10 +132,8 @@ type PackageLabels = BTreeMap<String, &'static str>;
 /// the label of that failure, whatever its plan says. Fails if a document names a package that the report does not have,
 /// or another machine.
 fn labels(report: &MacReport, left_out: &mut Vec<String>) -> EntryResult<PackageLabels> {
-    let mut labels = match &report.plan {
-        Some(plan) => planned_labels(report, plan, left_out)?,
-        None => PackageLabels::new(),
-    };
+    let planned = report.plan.as_ref().map(|plan| placed(report, plan, left_out));
+    let mut labels = planned.transpose()?.unwrap_or_default();
     let compile: CompileReport = report.document("compile")?;
     let soak: SoakDocument = report.document("soak")?;
     let compiled = compile.failures.iter().map(|f| ("compile", &f.what, f.end, &f.message, "COMPILE_FAIL"));
@@ -158,11 +156,8 @@ fn labels(report: &MacReport, left_out: &mut Vec<String>) -> EntryResult<Package
     Ok(labels)
 }
 
-fn planned_labels(
-    report: &MacReport,
-    plan: &PlanReport,
-    left_out: &mut Vec<String>,
-) -> EntryResult<PackageLabels> {
+/// Reads the labels of a plan report.
+fn placed(report: &MacReport, plan: &PlanReport, left_out: &mut Vec<String>) -> EntryResult<PackageLabels> {
     let system = &report.system.system;
     if (&plan.chip, &plan.os) != (&system.chip, &system.os) {
         return Err(format!(

@@ -203,11 +203,9 @@ fn read_archive(bytes: &[u8]) -> EntryResult<ReportEntries> {
         }
         let mut content = Vec::new();
         // One byte more shows that there is more.
-        let read = (&mut entry).take(left + 1).read_to_end(&mut content);
-        read.map_err(|e| of(&e.to_string()))?;
-        left = left
-            .checked_sub(content.len() as u64)
-            .ok_or_else(|| of(&format!("too large: all entries have {MAX_TOTAL_BYTES} bytes at most")))?;
+        let read = (&mut entry).take(left + 1).read_to_end(&mut content).map_err(|e| of(&e.to_string()))?;
+        let too_large = || of(&format!("too large: all entries have {MAX_TOTAL_BYTES} bytes at most"));
+        left = left.checked_sub(read as u64).ok_or_else(too_large)?;
         entries.insert(name, content);
     }
     Ok(entries)

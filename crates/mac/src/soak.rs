@@ -78,6 +78,9 @@ pub struct SoakLength {
     pub seconds: f64,
 }
 
+/// Hears numbers above 0 that work counts, and tells whether the work may stop.
+pub type Told<'a> = &'a mut dyn FnMut(u64) -> bool;
+
 /// Samples the memory of the process at even distances, whatever the length of the soak.
 struct MemoryWatch {
     /// Passes between two samples.
@@ -107,12 +110,7 @@ struct Lap {
 
 /// Soaks a bundle on a backend. `told` hears the number of passes after each pass, and after the CPU executor's
 /// passes at the end, which do not count.
-pub fn soak(
-    bundle: &Path,
-    backend: &dyn Backend,
-    length: SoakLength,
-    told: &mut dyn FnMut(u64) -> bool,
-) -> Result<SoakFigures> {
+pub fn soak(bundle: &Path, backend: &dyn Backend, length: SoakLength, told: Told<'_>) -> Result<SoakFigures> {
     let model = Model::open(bundle, backend)?;
     let mut laps = cycle(model.chain())?;
     let memory_figure = HELD_MEMORY.into();
@@ -159,24 +157,20 @@ pub fn soak(
 
 /// Runs the passes of a soak until `told` returns true; `told` hears the number of passes after each pass. The first
 /// cycle, in which functions are loaded, is neither told nor counted. Returns tokens per second.
-pub fn run_until(bundle: &Path, backend: &dyn Backend, told: &mut dyn FnMut(u64) -> bool) -> Result<f64> {
+pub fn run_until(bundle: &Path, backend: &dyn Backend, told: Told<'_>) -> Result<f64> {
     let model = Model::open(bundle, backend)?;
     let laps = cycle(model.chain())?;
     let mut sequence = model.sequence();
-    let (mut started, mut passes, mut tokens) = (Instant::now(), 0, 0);
-    for (i, lap) in laps.iter().cycle().enumerate() {
-        if i % laps.len() == 0 {
+    laps.iter().try_for_each(|lap| last(&model, &mut sequence, &lap.ids).map(drop))?;
+    let (started, mut tokens) = (Instant::now(), 0);
+    for (passes, lap) in (1..).zip(laps.iter().cycle()) {
+        if (passes - 1) % laps.len() as u64 == 0 {
             sequence.clear();
         }
         last(&model, &mut sequence, &lap.ids)?;
-        if i + 1 == laps.len() {
-            started = Instant::now();
-        } else if i >= laps.len() {
-            tokens += lap.ids.len();
-            passes += 1;
-            if told(passes) {
-                break;
-            }
+        tokens += lap.ids.len();
+        if told(passes) {
+            break;
         }
     }
     Ok(tokens as f64 / started.elapsed().as_secs_f64().max(1e-9))

@@ -50,7 +50,7 @@ pub const STAGES: [MacStage; 10] = [
     ),
     stage(
         "compile",
-        "every package compiled, every function loaded",
+        "packages compiled, every function loaded",
         "compile @bundle.anemoe --timeout {timeout}",
     ),
     stage(

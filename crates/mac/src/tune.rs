@@ -158,6 +158,8 @@ pub struct Tuner<'a> {
     pub again: bool,
     /// Time that a step may take.
     pub limit: Duration,
+    /// Shows how the work goes on.
+    pub listener: &'a dyn Listener,
 }
 
 impl Tuner<'_> {
@@ -165,9 +167,9 @@ impl Tuner<'_> {
     ///
     /// # Errors
     /// The model lacks a sort, a trial does not fit the disk or cannot be written, or no process can be started.
-    pub fn run(&self, sorts: &[String], listener: &dyn Listener) -> Result<TuneReport> {
+    pub fn run(&self, sorts: &[String]) -> Result<TuneReport> {
         let system = anemoe_coreml::this_system();
-        let chosen = self.representatives(sorts)?.into_iter().map(|shard| self.sort(shard, listener));
+        let chosen = self.representatives(sorts)?.into_iter().map(|shard| self.sort(shard));
         let sorts: Vec<FormChoice> = chosen.collect::<Result<_>>()?;
         let none = sorts.iter().filter(|choice| choice.chosen.is_none());
         let faults = none.map(|choice| format!("{}: {}", choice.sort.name(), choice.reason)).collect();
@@ -187,7 +189,7 @@ impl Tuner<'_> {
     }
 
     /// Tries the forms of a sort, and chooses one.
-    fn sort(&self, shard: &PlannedShard, listener: &dyn Listener) -> Result<FormChoice> {
+    fn sort(&self, shard: &PlannedShard) -> Result<FormChoice> {
         let (mut programs, mut tried) = (Vec::new(), Vec::new());
         for mut rung in ladder(LadderModel::of(self.family, self.plan.chain.model.max_context))? {
             // Layers that share a package and fewer experts per call make other shards, not another form of these shards.
@@ -208,8 +210,8 @@ impl Tuner<'_> {
                 continue;
             }
             programs.push(own_programs);
-            listener.message(&format!("{}: {}", shard.kind.name(), rung.name));
-            tried.push(self.form(&plan, &own, &rung, listener)?);
+            self.listener.message(&format!("{}: {}", shard.kind.name(), rung.name));
+            tried.push(self.form(&plan, &own, &rung)?);
         }
         let (best, reason) = choose(&tried);
         Ok(FormChoice {
@@ -225,13 +227,7 @@ impl Tuner<'_> {
     }
 
     /// Tries a form, unless an earlier run has done so.
-    fn form(
-        &self,
-        plan: &Plan,
-        own: &[&PlannedShard],
-        rung: &Rung,
-        listener: &dyn Listener,
-    ) -> Result<TrialResult> {
+    fn form(&self, plan: &Plan, own: &[&PlannedShard], rung: &Rung) -> Result<TrialResult> {
         let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
         let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
         let fingerprint = self.family.checked.checkpoint.fingerprint()?;
@@ -256,16 +252,16 @@ impl Tuner<'_> {
         if let Some(known) = known {
             return Ok(TrialResult { reused: true, built: rung.form, ..known });
         }
-        listener.progress(&rung.name, "build", 0, 1);
+        self.listener.progress(&rung.name, "build", 0, 1);
         let trial = write_trial(self.family, self.importance, (plan, own), (folder, parts), &rung.name)?;
-        result.out = match finding(self.steps(own, &trial, &mut result, listener))? {
+        result.out = match finding(self.steps(own, &trial, &mut result))? {
             Err(failure) => {
-                listener.message(&failure.lines());
+                self.listener.message(&failure.lines());
                 Some(failure.text())
             }
             Ok(()) => result.tokens.iter().find_map(fault),
         };
-        listener.progress(&rung.name, "", 1, 1);
+        self.listener.progress(&rung.name, "", 1, 1);
         // The packages of a large model are large, and can be made again.
         for model in trial.models {
             let _ = std::fs::remove_dir_all(model.package);
@@ -278,32 +274,24 @@ impl Tuner<'_> {
     /// Returns the token counts by which a shard's forms are judged: 1, and that of its largest function.
     fn judged_tokens(&self, own: &[&PlannedShard]) -> Vec<usize> {
         let largest = own.iter().flat_map(|s| &s.functions).map(|f| f.tokens.max).max().unwrap_or(1);
-        let mut all = vec![1, largest.min(self.plan.chain.model.max_context).max(1)];
-        all.dedup();
-        all
+        BTreeSet::from([1, largest.min(self.plan.chain.model.max_context).max(1)]).into_iter().collect()
     }
 
     /// Runs the steps of a trial, each in a child process. A finding is the reason why the form is out.
-    fn steps(
-        &self,
-        own: &[&PlannedShard],
-        trial: &Trial,
-        result: &mut TrialResult,
-        listener: &dyn Listener,
-    ) -> StepResult<()> {
+    fn steps(&self, own: &[&PlannedShard], trial: &Trial, result: &mut TrialResult) -> StepResult<()> {
         let form_name = result.form.clone();
         let form = Some((own[0].kind, result.built));
         // Operations of each function, with the most tokens that the function takes; none if a plan is missing.
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
         for (i, (shard, model)) in own.iter().zip(&trial.models).enumerate() {
-            listener.progress(&form_name, &shard.name, i, total);
+            self.listener.progress(&form_name, &shard.name, i, total);
             run_step::<()>(self.limit, form, &Work::Compile(model.clone()))?;
             run_step::<LoadSeconds>(self.limit, form, &Work::Load(model.clone()))?;
             // A form without a plan may still run; its placement is unknown then.
             let plan = Work::Plan { model: model.clone(), cpu_only: false };
             let answer: PlanAnswer = finding(run_step(self.limit, form, &plan))?;
-            let answer = answer.map_err(|failure| listener.message(&failure.lines())).ok();
+            let answer = answer.map_err(|failure| self.listener.message(&failure.lines())).ok();
             plans = plans.zip(answer).map(|(mut plans, found)| {
                 let widths = shard.functions.iter().map(|f| f.tokens.max);
                 plans.extend(widths.zip(found.into_iter().map(|(_, ops)| ops)));
@@ -319,7 +307,7 @@ impl Tuner<'_> {
             let own_plans = plans.iter().filter(|(width, _)| Some(*width) == called);
             judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
-            listener.progress(&form_name, &name, own.len() + i, total);
+            self.listener.progress(&form_name, &name, own.len() + i, total);
             let work = Work::Measure { trial: Box::new(trial.clone()), tokens, calls: self.calls as usize };
             judged.figures = Some(run_step(self.limit, form, &work)?);
         }

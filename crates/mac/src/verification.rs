@@ -161,7 +161,7 @@ impl Verification {
         }
         let limit = Duration::from_secs(self.timeout);
         match stage.name {
-            "soak" => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
+            "soak" => self.soak(limit, listener),
             "energy" => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
             _ => {
                 if stage.job.contains("{golden}") && !self.golden().is_file() {
@@ -174,6 +174,45 @@ impl Verification {
                 self.command(stage.job, if is_safe { LONG } else { limit })
             }
         }
+    }
+
+    /// Soaks the bundle, and names the shards at fault where that does not end well. `limit` is the longest time without a
+    /// pass: a missing pass is a hang, and many passes are none.
+    fn soak(&self, limit: Duration, listener: &dyn Listener) -> Result<Ended> {
+        let soak = |only: &[String], length: SoakLength| -> Result<(Ended, Option<SoakFigures>, u64)> {
+            let mut worker =
+                Worker::start(&Work::Soak { bundle: self.file(BUNDLE), only: only.to_vec(), length })?;
+            let ended = worker.wait(limit)?;
+            if ended.end != End::Done {
+                return Ok((ended, None, worker.progress));
+            }
+            let figures: SoakFigures = from_value(ended.document)?;
+            let judged = Ended::with_faults(figures.faults.join("; "), Value::Null);
+            Ok((judged, Some(figures), worker.progress))
+        };
+        let (ended, figures, said) = soak(&[], self.soak)?;
+        let reached = figures.as_ref().map_or(said, |f| f.first_wrong.unwrap_or(f.passes));
+        let reason =
+            if figures.is_some() { ended.reason } else { format!("behind {said} passes: {}", ended.reason) };
+        let mut shards = Vec::new();
+        if ended.end != End::Done {
+            let chain = Chain::read(&self.file(BUNDLE))?;
+            let short = SoakLength { passes: self.soak.passes.min(reached + BEHIND), seconds: 0.0 };
+            let all: Vec<String> = chain.shards.iter().map(|s| s.name.clone()).collect();
+            let n = all.len();
+            shards = find_culprits(all, &|group: &[String]| {
+                listener.message(&format!("soak: {} of {n} shards on the device", group.len()));
+                Ok(soak(group, short)?.0)
+            })?;
+        }
+        let document = SoakDocument {
+            length: self.soak,
+            seconds_without_a_pass: limit.as_secs(),
+            passes_done: reached.max(said),
+            figures,
+            shards,
+        };
+        Ok(Ended { end: ended.end, reason, document: to_value(&document)? })
     }
 
     /// Runs a whole command in a child process.
@@ -262,43 +301,6 @@ pub struct ShardEnd {
     pub shard: String,
     #[serde(flatten)]
     pub ended: Ended,
-}
-
-/// Soaks a bundle, and names the shards at fault where that does not end well. `limit` is the longest time without a pass: a missing pass is a hang, and many passes are none.
-fn soak_stage(bundle: &Path, length: SoakLength, limit: Duration, listener: &dyn Listener) -> Result<Ended> {
-    let soak = |only: &[String], length: SoakLength| -> Result<(Ended, Option<SoakFigures>, u64)> {
-        let mut worker = Worker::start(&Work::Soak { bundle: bundle.into(), only: only.to_vec(), length })?;
-        let ended = worker.wait(limit)?;
-        if ended.end != End::Done {
-            return Ok((ended, None, worker.progress));
-        }
-        let figures: SoakFigures = from_value(ended.document)?;
-        let judged = Ended::with_faults(figures.faults.join("; "), Value::Null);
-        Ok((judged, Some(figures), worker.progress))
-    };
-    let (ended, figures, said) = soak(&[], length)?;
-    let reached = figures.as_ref().map_or(said, |f| f.first_wrong.unwrap_or(f.passes));
-    let reason =
-        if figures.is_some() { ended.reason } else { format!("behind {said} passes: {}", ended.reason) };
-    let mut shards = Vec::new();
-    if ended.end != End::Done {
-        let chain = Chain::read(bundle)?;
-        let short = SoakLength { passes: length.passes.min(reached + BEHIND), seconds: 0.0 };
-        let all: Vec<String> = chain.shards.iter().map(|s| s.name.clone()).collect();
-        let n = all.len();
-        shards = find_culprits(all, &|group: &[String]| {
-            listener.message(&format!("soak: {} of {n} shards on the device", group.len()));
-            Ok(soak(group, short)?.0)
-        })?;
-    }
-    let document = SoakDocument {
-        length,
-        seconds_without_a_pass: limit.as_secs(),
-        passes_done: reached.max(said),
-        figures,
-        shards,
-    };
-    Ok(Ended { end: ended.end, reason, document: to_value(&document)? })
 }
 
 /// Finds the shards that fail, by halving groups down to single shards; all other shards end well together. Shards beyond

@@ -65,6 +65,7 @@ impl Command for Args {
         self.options.quant.get_or_insert(QuantChoice::Kind(PlanOptions::default().quant));
         let planned = plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Build, ui)?;
         let work = self.work.unwrap_or_else(|| self.out.with_extension("tune"));
+        let listener = &BarListener::new(ui);
         let tuner = Tuner {
             family: &planned.family,
             plan: &planned.plan,
@@ -73,8 +74,9 @@ impl Command for Args {
             calls: self.calls,
             again: self.again,
             limit: self.limit.limit(),
+            listener,
         };
-        let report = tuner.run(&self.sorts, &BarListener::new(ui))?;
+        let report = tuner.run(&self.sorts)?;
         let text = report.forms_file();
         output.write(|file| file.write_all(text.as_bytes())).map_err(|e| Error::io(&self.out, e))?;
         let [out, work] = [self.out, work].map(|path| path.display().to_string());

@@ -90,9 +90,8 @@ impl Figure {
 
     /// Returns the reason why another source or machine gives another figure; empty if the figure needs nothing.
     pub fn needs_because(&self, needs: FigureNeeds) -> &'static str {
-        let is_about =
-            |r: &&NeedReason| r.needs == needs && (r.units.is_empty() || r.units.contains(&self.unit));
-        TABLE.reasons.iter().find(is_about).map_or("", |r| &r.text)
+        let fits = |r: &&NeedReason| r.needs == needs && (r.units.is_empty() || r.units.contains(&self.unit));
+        TABLE.reasons.iter().find(fits).map_or("", |r| &r.text)
     }
 
     /// Formats a value for people.

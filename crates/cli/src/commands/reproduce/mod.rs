@@ -83,10 +83,7 @@ impl Command for Args {
             bail!("--layers {layers} cuts synthetic sources, and this is none: a checkpoint is built whole");
         }
         let built: Vec<&str> = builds.iter().map(|b| b.source.built.as_str()).collect();
-        let mut record = match self.dry_run {
-            true => RunRecord::default(),
-            false => RunRecord::open(&folder, &recipe, &built.join(", "))?,
-        };
+        let mut record = RunRecord::open(&folder, &recipe, &built.join(", "), self.dry_run)?;
         ui.line(format!("# {}\n\n{}\n", recipe.title, recipe.intent.trim()))?;
         builds.iter_mut().try_for_each(|build| build.run(&mut record))?;
         let rows = rows::rows(&recipe, &record, &builds);

@@ -76,19 +76,18 @@ pub(super) struct CommandRecord {
     pub again: bool,
 }
 
-/// Results of the gates of a run.
-#[derive(Default)]
+/// Results of the gates of a run, which a journal keeps unless the run is dry.
 pub(super) struct RunRecord {
     gates: Vec<CommandRecord>,
-    /// Folder of the journal; none for a dry run.
-    journal: Option<(PathBuf, Recorder)>,
+    folder: PathBuf,
+    recorder: Recorder,
 }
 
 impl RunRecord {
     /// Opens the record in a folder, with the gates that an earlier run of the same recipe, sources and version left. Fails if
     /// the folder holds another run or something else.
-    pub fn open(folder: &Path, recipe: &Recipe, source: &str) -> anyhow::Result<RunRecord> {
-        let events = journal::read(folder)?.events;
+    pub fn open(folder: &Path, recipe: &Recipe, source: &str, is_dry: bool) -> anyhow::Result<RunRecord> {
+        let events = if is_dry { Vec::new() } else { journal::read(folder)?.events };
         let begun =
             facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
         let place = folder.display();
@@ -102,7 +101,7 @@ impl RunRecord {
                 run.version,
                 known[1].and_then(Value::as_str).unwrap_or_default()
             );
-        } else {
+        } else if !is_dry {
             let is_empty = std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
             ensure!(
                 is_empty,
@@ -111,10 +110,11 @@ impl RunRecord {
             std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         }
         let intent = Some(recipe.intent.trim().to_string());
-        let recorder = Recorder::new(&JournalArgs { intent, ..JournalArgs::default() }, RUN);
+        let args = JournalArgs { intent, no_journal: is_dry, ..JournalArgs::default() };
+        let recorder = Recorder::new(&args, RUN);
         recorder.begin(folder, begun);
         let left = events.into_iter().filter_map(|e| serde_json::from_value(Value::Object(e.facts)).ok());
-        Ok(RunRecord { gates: left.collect(), journal: Some((folder.into(), recorder)) })
+        Ok(RunRecord { gates: left.collect(), folder: folder.into(), recorder })
     }
 
     /// Returns what a gate of a build left, if it has run.
@@ -128,19 +128,15 @@ impl RunRecord {
     }
 
     fn add(&mut self, left: CommandRecord, seconds: f64) {
-        if let Some((folder, recorder)) = &self.journal {
-            let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
-            recorder.also(folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
-        }
+        let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
+        self.recorder.also(&self.folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
         self.gates.push(left);
     }
 
     /// Ends the run with the rows of its table.
     pub fn end(&self, pass: bool, rows: &[FigureRow], lesson: Option<&String>) {
-        if let Some((folder, recorder)) = &self.journal {
-            let lesson = lesson.map(|text| text.trim());
-            recorder.gate(folder, pass, facts::of(json!({"rows": rows, "lesson": lesson})));
-        }
+        let lesson = lesson.map(|text| text.trim());
+        self.recorder.gate(&self.folder, pass, facts::of(json!({"rows": rows, "lesson": lesson})));
     }
 }
 
