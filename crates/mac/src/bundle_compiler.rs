@@ -2,8 +2,7 @@
 
 use crate::caches::ModelFiles;
 use crate::child::{LoadSeconds, Work};
-use crate::listener::Listener;
-use crate::risky_steps::{StepError, StepFailure, StepResult, finding, form_of, run_step};
+use crate::risky_steps::{Listener, StepError, StepFailure, StepResult, finding, form_of, run_step};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_convert::build::check_room;
 use anemoe_coreml::causes::is_no_plan;

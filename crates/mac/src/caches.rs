@@ -77,9 +77,9 @@ impl CacheUse {
 fn core_ml_folders() -> Vec<PathBuf> {
     let own = cache_folder().and_then(|own| own.parent().map(Path::to_path_buf));
     let home = std::env::var_os("HOME").map(PathBuf::from).filter(|_| cfg!(target_os = "macos"));
-    let mut all: Vec<PathBuf> = home.map(|home| home.join("Library/Caches")).into_iter().collect();
-    all.extend(own.filter(|own| !all.contains(own)));
-    all
+    let home = home.map(|home| home.join("Library/Caches"));
+    let own = own.filter(|own| Some(own) != home.as_ref());
+    home.into_iter().chain(own).collect()
 }
 
 /// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted.

@@ -10,8 +10,7 @@
 use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
 use crate::child::Work;
-use crate::listener::Listener;
-use crate::risky_steps::{StepFailure, finding, run_step};
+use crate::risky_steps::{Listener, StepFailure, finding, run_step};
 use anemoe_bundle::Shard;
 use anemoe_coreml::causes::End;
 use anemoe_gates::residency::Report;

@@ -2,8 +2,8 @@
 //! is a finding.
 //!
 //! ```text
-//! child, risky_steps                 processes that work for another one, and what their failures mean
-//! caches, json_file, listener        compiled models; files that a later run goes on with; messages and progress
+//! child, risky_steps                 processes that work for another one, what their failures mean, and progress
+//! caches, json_file                  compiled models; files that a later run goes on with
 //! bundle_compiler                    `anemoe compile`
 //! tune, form_trial                   `anemoe tune`
 //! device_check                       `anemoe check --device`
@@ -27,7 +27,6 @@ mod energy;
 mod form_trial;
 mod import;
 mod json_file;
-mod listener;
 mod mac_report;
 mod private;
 mod risky_steps;
@@ -41,9 +40,9 @@ pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
 pub use child::{CommandDone, Ended, serve_parent};
 pub use device_check::DeviceFindings;
 pub use import::{ReportFindings, add_evidence};
-pub use listener::Listener;
 pub use mac_report::{MacReport, ReportSystem, report_entries, write_archive};
 pub use private::PrivateWords;
+pub use risky_steps::Listener;
 pub use soak::SoakLength;
 pub use stage_list::{MacStage, STAGES, StageRecord};
 pub use tune::{FormChoice, TuneReport, Tuner};

@@ -1,4 +1,4 @@
-//! Steps of a command in child processes, and the meaning of their failures.
+//! Steps of a command in child processes, who listens to them, and the meaning of their failures.
 
 use crate::child::{Work, from_value};
 use anemoe_bundle::{Chain, Shard, ShardKind};
@@ -8,6 +8,15 @@ use anemoe_io::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+
+/// Shows a user how long work goes on.
+pub trait Listener {
+    /// Shows a message.
+    fn message(&self, text: &str);
+
+    /// Shows that `done` of `total` parts of `what` are done, and `part` is next.
+    fn progress(&self, what: &str, part: &str, done: usize, total: usize);
+}
 
 /// Kind and form of the shard that a step is about; none for a package that is no shard.
 pub type StepForm = Option<(ShardKind, ShardForm)>;

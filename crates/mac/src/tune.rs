@@ -4,8 +4,7 @@ use crate::child::{LoadSeconds, Work, of_tokens};
 use crate::device_check::PlanAnswer;
 use crate::form_trial::{LEAST_COSINE, Trial, TrialFigures, write_trial};
 use crate::json_file::{read_json, write_json};
-use crate::listener::Listener;
-use crate::risky_steps::{StepResult, finding, run_step};
+use crate::risky_steps::{Listener, StepResult, finding, run_step};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
@@ -330,15 +329,14 @@ fn fault(judged: &JudgedTokens) -> Option<String> {
     }
     let first =
         figures.first_wrong.map(|n| format!(", the first in call number {}", n + 1)).unwrap_or_default();
-    let text = || {
+    let TrialFigures { min_cosine, wrong_tokens, may_be_wrong, calls, .. } = figures;
+    let all = calls * judged.tokens as u64;
+    (wrong_tokens > may_be_wrong).then(|| {
         format!(
-            "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} tokens{first}{of}",
-            figures.min_cosine,
-            figures.wrong_tokens,
-            figures.calls * judged.tokens as u64
+            "wrong numbers: cosine {min_cosine:.4} with the CPU executor, {LEAST_COSINE} is wanted; {wrong_tokens} of {all} \
+             tokens{first}{of}"
         )
-    };
-    (figures.wrong_tokens > figures.may_be_wrong).then(text)
+    })
 }
 
 /// Chooses among forms in their order, simple ones first; returns the choice and the reason.
@@ -353,21 +351,16 @@ fn choose(tried: &[TrialResult]) -> (Option<&TrialResult>, String) {
     let chosen: &TrialResult = near.min_by_key(|t| t.built.differences().len()).unwrap_or(&placed[0]);
     let place = match best {
         Verdict::Ane => "wholly on the Neural Engine",
-        Verdict::Unknown => {
-            "placed nowhere that is known (no form is known to be wholly on the Neural Engine)"
-        }
+        Verdict::Unknown => "nowhere that is known (no form is known to be wholly on the Neural Engine)",
         Verdict::NotAne => "partly elsewhere (no form is wholly on the Neural Engine)",
     };
     let times = chosen.times();
+    let (less, tie) = (100.0 * (1.0 - fastest / chosen.mean_us()), 100.0 * SAME_TIME);
     let rank = match placed.len() {
         1 if right.len() > 1 => "the only one placed so well".into(),
         1 => "the only one that works".into(),
         n if chosen.mean_us() <= fastest => format!("the fastest of {n} placed so"),
-        _ => format!(
-            "another takes {:.1} % less, which is a tie ({:.0} %), and it is simpler",
-            100.0 * (1.0 - fastest / chosen.mean_us()),
-            100.0 * SAME_TIME
-        ),
+        _ => format!("another takes {less:.1} % less, which is a tie ({tie:.0} %), and it is simpler"),
     };
     (Some(chosen), format!("{place}; {times}; {rank}"))
 }

@@ -3,8 +3,8 @@
 use crate::child::{CommandDone, Ended, Work, Worker, from_value, to_value};
 use crate::energy::measure_energy;
 use crate::json_file::{read_json, write_json};
-use crate::listener::Listener;
 use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
+use crate::risky_steps::Listener;
 use crate::soak::{SoakFigures, SoakLength};
 use crate::stage_list::{BUNDLE, FORMS, MAX_REASON, MacStage, STAGES, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
@@ -107,12 +107,9 @@ impl Verification {
     /// Removes the record of a stage and what the stage made.
     fn forget(&self, stage: &MacStage) -> Result<()> {
         let made = stage.makes().map(|name| self.file(name));
-        for path in made.chain([self.file(&stage.entry())]) {
-            let removed = match path.is_dir() {
-                true => std::fs::remove_dir_all(&path),
-                false if path.is_file() => std::fs::remove_file(&path),
-                false => continue,
-            };
+        for path in made.chain([self.file(&stage.entry())]).filter(|path| path.exists()) {
+            let is_dir = path.is_dir();
+            let removed = if is_dir { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(|e| Error::io(&path, e))?;
         }
         Ok(())
