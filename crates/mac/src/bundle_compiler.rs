@@ -41,7 +41,6 @@ pub struct CompileReport {
 /// Sizes of a package and its compiled model, and times.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PackageTimes {
-    /// Name of the shard.
     pub package: String,
     pub package_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -120,15 +120,12 @@ impl Ended {
     }
 }
 
-/// Line of a child's standard output.
+/// Line of a child's standard output: a number that the work counts, or what is last, its result or why it was refused.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
-    /// Report of progress: a number that the work counts.
     Progress(u64),
-    /// The work is done; the last line.
     Done(Value),
-    /// The work was refused; the last line.
     Failed(String),
 }
 

@@ -44,7 +44,6 @@ pub struct DeviceFindings {
     plan_failures: Vec<StepFailure>,
     /// True if every control was answered correctly: plans mean nothing if the reader cannot say no.
     pub no_is_proven: bool,
-    /// Negative controls.
     pub controls: Vec<Control>,
     /// Reasons for which the check fails.
     faults: Vec<String>,
@@ -123,7 +122,6 @@ impl DeviceFindings {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Control {
-    /// Question.
     control: String,
     /// Package that was asked about; empty if none could be.
     package: String,
@@ -131,9 +129,7 @@ pub struct Control {
     on_ane: u64,
     /// Number of operations that the plan puts on the CPU; the right answer is more than 0.
     on_cpu: u64,
-    /// True if the answer is right.
     pub pass: bool,
-    /// Reason why there is no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 /// Samples at rest, one per second.
 const AT_REST: u64 = 5;
-/// Program that reads power.
 const POWERMETRICS: &str = "powermetrics";
 /// Lines of power, and their names.
 const LINES: [(&str, &str); 3] = [("ANE Power:", "ane"), ("CPU Power:", "cpu"), ("GPU Power:", "gpu")];

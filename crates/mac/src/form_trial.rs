@@ -53,7 +53,6 @@ pub struct Trial {
 /// Results of a trial with calls of one token count.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TrialFigures {
-    /// Number of calls of the shard.
     pub calls: u64,
     /// Median time of a call in microseconds, without the first calls.
     pub median_us: f64,
@@ -69,7 +68,6 @@ pub struct TrialFigures {
     pub may_be_wrong: usize,
 }
 
-/// Returns the path of a package.
 fn package_in(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlpackage"))
 }

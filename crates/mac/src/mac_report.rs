@@ -31,25 +31,22 @@ use std::path::Path;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// Version of the format.
+/// Version of the format, which an entry has.
 const FORMAT: u32 = 1;
-/// Entry with the format.
 const REPORT_MANIFEST: &str = "manifest.json";
-/// Largest report that is read, in bytes.
-const MAX_REPORT_BYTES: u64 = 64 << 20;
-/// Largest sum of all entries, in bytes: plans have thousands of ops for each function of a large model.
-const MAX_TOTAL_BYTES: u64 = 128 << 20;
 /// Chip from whose figures a chip is calibrated that the table of chips lacks.
 pub const STAND_IN: &str = "m4-max";
 /// Columns that the import fills itself.
 const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "chip", "os", "name", "source"];
 /// Number of hexadecimal digits of the digest in a report's name.
 const DIGITS: usize = 10;
-/// Longest name of a package, a system or a chip, in bytes.
+
+// Limits: bytes of the file, of all entries (plans have thousands of ops for each function of a large model), of the name
+// of a package, a system or a chip, and of a cell; number of packages.
+const MAX_REPORT_BYTES: u64 = 64 << 20;
+const MAX_TOTAL_BYTES: u64 = 128 << 20;
 const MAX_NAME: usize = 200;
-/// Longest cell, in bytes.
 const MAX_CELL: usize = 4096;
-/// Most packages of a report.
 const MAX_PACKAGES: usize = 10_000;
 
 /// Contents of a report, by their names.

@@ -21,7 +21,6 @@ pub trait Listener {
 /// Kind and form of the shard that a step is about; none for a package that is no shard.
 pub type StepForm = Option<(ShardKind, ShardForm)>;
 
-/// Result of a step.
 pub type StepResult<T> = std::result::Result<T, StepError>;
 
 /// Error of a step: a finding about the step, or a fault of this machine.
@@ -50,7 +49,7 @@ pub fn finding<T>(result: StepResult<T>) -> Result<std::result::Result<T, StepFa
 pub struct StepFailure {
     /// Package, function or form of the step.
     pub what: String,
-    /// StepResult: `compile`, `load`, `plan` or `measure`.
+    /// Step: `compile`, `load`, `plan` or `measure`.
     pub step: String,
     /// `refused`, `crashed` or `hung`.
     pub end: End,

@@ -43,7 +43,6 @@ const RISING: f64 = 0.75;
 pub struct SoakFigures {
     pub passes: u64,
     pub tokens: u64,
-    /// Number of calls of packages.
     pub calls: u64,
     pub seconds: f64,
     /// Names of shards that no token was routed to.

@@ -3,17 +3,12 @@
 use crate::child::Ended;
 use serde::{Deserialize, Serialize};
 
-/// Bundle in the work folder.
+// Files of the work folder, and entries of a report.
 pub const BUNDLE: &str = "bundle.anemoe";
-/// File and entry with the forms.
 pub const FORMS: &str = "forms.toml";
-/// File and entry with the plan report.
 pub const PLAN: &str = "plan.json";
-/// File and entry with the saved bench.
 pub const BENCH: &str = "bench.json";
-/// Entry with the system.
 pub const SYSTEM: &str = "system.json";
-/// Entry with the packages.
 pub const PACKAGES: &str = "packages.json";
 
 /// Longest reason of a stage, in characters.

@@ -23,7 +23,6 @@ use std::time::Duration;
 
 /// Share of the time below which a difference does not count: the simpler form stays.
 const SAME_TIME: f64 = 0.03;
-/// File with the result of a trial.
 const RESULT_FILE: &str = "result.json";
 
 /// Forms that were chosen.

@@ -20,9 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Time limit of stages that have limits of their own, or do nothing risky.
 const LONG: Duration = Duration::from_secs(24 * 3600);
-/// Index of the stage that chooses forms.
+// Indices of the stages that choose forms, and make the bundle.
 const TUNE: usize = 1;
-/// Index of the stage that makes the bundle.
 const BUILD: usize = 2;
 /// Makes a golden; the ids of its prompt are ones that every vocabulary has.
 const MAKE_GOLDEN: &str = "golden {checkpoint} --prompt-ids 2,7,11,19,5,3,23,8 --decode 16 -o {golden}";
