@@ -52,8 +52,8 @@ pub fn compiled_models(folder: Option<PathBuf>, bundle: &Path, chain: &Chain) ->
 pub fn list_caches() -> Vec<CacheUse> {
     let own = cache_folder().map(|own| folders(&own.join(COMPILED_FOLDER))).unwrap_or_default();
     let compiled = |folder: PathBuf| {
-        let (can_delete, name) = (is_compiled_folder(&folder), name_of(&folder));
-        let name = format!("{COMPILED_FOLDER}/{name}");
+        let name = format!("{COMPILED_FOLDER}/{}", name_of(&folder));
+        let can_delete = is_compiled_folder(&folder);
         CacheUse { can_delete, ..CacheUse::foreign(name, OWN_FOLDER.into(), folder) }
     };
     own.into_iter().map(compiled).chain(of_core_ml(&core_ml_folders())).collect()

@@ -44,6 +44,7 @@ pub struct DeviceFindings {
     plan_failures: Vec<StepFailure>,
     /// True if every control was answered correctly: plans mean nothing if the reader cannot say no.
     pub no_is_proven: bool,
+    /// Negative controls.
     pub controls: Vec<Control>,
     /// Reasons for which the check fails.
     faults: Vec<String>,

@@ -137,8 +137,7 @@ fn labels(report: &MacReport, left_out: &mut Vec<String>) -> EntryResult<Package
     let compile: CompileReport = report.document("compile")?;
     let soak: SoakDocument = report.document("soak")?;
     let compiled = compile.failures.iter().map(|f| ("compile", &f.what, f.end, &f.message, "COMPILE_FAIL"));
-    let soaked = soak.shards.iter().map(|s| (&s.shard, &s.ended));
-    let soaked = soaked.map(|(shard, s)| ("soak", shard, s.end, &s.reason, "RUNTIME_FAIL"));
+    let soaked = soak.shards.iter().map(|s| ("soak", &s.shard, s.ended.end, &s.ended.reason, "RUNTIME_FAIL"));
     for (stage, package, end, reason, label) in compiled.chain(soaked) {
         report.expect_package(package, &format!("stages/{stage}.json"))?;
         match end {
