@@ -38,7 +38,8 @@ const TOKENS: usize = 4096;
 /// Weights of rows that are compressed at a time, and in memory several times.
 const WEIGHTS: usize = 16 << 20;
 
-/// Built-in text: own documents and sources, other languages, and a chat. No gate and no benchmark uses it.
+/// Built-in text: chats and other languages, books in the public domain (docs/compression.md), own documents and sources. No
+/// gate and no benchmark uses it.
 const TEXT: &str = include_str!("default_text.txt");
 /// Tokens of a window, the starting token included.
 const WINDOW: usize = 128;
