@@ -114,7 +114,7 @@ fn prompts_come_from_arguments_files_and_standard_input() {
     let spaced =
         json(0, format!("generate -m {bundle} --prompt-ids '2, 3' -n 2 --temperature 0.7 --top-k 5"));
     assert_eq!(spaced["prompt_ids"], serde_json::json!([2, 3]));
-    let empty = json(0, &format!("generate {bundle} -p '' -n 1"));
+    let empty = json(0, format!("generate {bundle} -p '' -n 1"));
     assert_eq!(empty["prompt_ids"], serde_json::json!([2]));
     // The terminal gets the text of the document.
     let long = format!("generate {bundle} -p 'def main():\n    ' -n 20 --ignore-eos");
