@@ -28,15 +28,16 @@ pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
 /// # Errors
 /// There is no tokenizer, or it is wrong.
 pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
-    match checkpoint.side_file("tokenizer.json")? {
-        Some(SideFile::Path(path)) => Tokenizer::open(&path),
-        Some(SideFile::Bytes(text)) => {
-            let config = checkpoint.side_file("tokenizer_config.json")?;
-            let config = config.as_ref().map(SideFile::read).transpose()?.unwrap_or_default();
-            Ok(Tokenizer::from_bytes(&text, &checkpoint.path)?.with_config(&config))
-        }
-        None => Err(Error::usage(format!("{}: no tokenizer", checkpoint.path.display()))),
-    }
+    let file = checkpoint.side_file("tokenizer.json")?;
+    let none = || Error::usage(format!("{}: no tokenizer", checkpoint.path.display()));
+    let file = file.ok_or_else(none)?;
+    let path = match &file {
+        SideFile::Path(path) => path,
+        SideFile::Bytes(_) => &checkpoint.path,
+    };
+    let config = checkpoint.side_file("tokenizer_config.json")?;
+    let config = config.as_ref().map(SideFile::read).transpose()?.unwrap_or_default();
+    Ok(Tokenizer::from_bytes(&file.read()?, path)?.with_config(&config))
 }
 
 /// Returns `n` ids spread evenly over the vocabulary, for models without a tokenizer.
