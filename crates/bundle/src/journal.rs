@@ -127,8 +127,14 @@ fn make_id() -> String {
     crate::sha256(format!("{now} {} {count}", std::process::id()).as_bytes())[..10].into()
 }
 
-/// Reads a line. The error says why it is no event, and is preceded by true for the cut-off beginning of an event.
-fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, (bool, String)> {
+/// Reason for which a line is no event.
+struct Fault {
+    /// True if the line is the cut-off beginning of an event.
+    torn: bool,
+    what: String,
+}
+
+fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, Fault> {
     // Some file systems leave zeros where data had not arrived before a power failure; a later append ends that line.
     let end = line.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |i| i + 1);
     let line = &line[..end];
@@ -136,10 +142,13 @@ fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, (bool, 
         let torn = e.is_eof() && line.trim_ascii_start().first().is_none_or(|&b| b == b'{');
         let text = e.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);
-        (torn, format!("{what}, at character {}", e.column()))
+        Fault { torn, what: format!("{what}, at character {}", e.column()) }
     })?;
-    let event = serde_json::from_value(value).map_err(|e| json::JsonError::from(e).to_string());
-    event.and_then(|event: Event| event.check().map(|()| event)).map_err(|what| (false, what))
+    let fault = |what: String| Fault { torn: false, what };
+    let event: Event =
+        serde_json::from_value(value).map_err(|e| fault(json::JsonError::from(e).to_string()))?;
+    event.check().map_err(fault)?;
+    Ok(event)
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
@@ -155,8 +164,8 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
         }
         match parse_line(line, &mut left) {
             Ok(event) => journal.events.push(event),
-            Err((true, _)) if !line.ends_with(b"\n") => journal.torn = true,
-            Err((_, what)) => return invalid(what),
+            Err(fault) if fault.torn && !line.ends_with(b"\n") => journal.torn = true,
+            Err(fault) => return invalid(fault.what),
         }
     }
     Ok(journal)

@@ -79,8 +79,11 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
     kinds.insert("embedding", chain.embedding.storage.name());
     let lowest = chain.shards.iter().min_by(|a, b| a.min_weight_cosine.total_cmp(&b.min_weight_cosine));
     let lowest = lowest.filter(|s| measured(s.min_weight_cosine).is_some());
-    let range = |min: usize, max: usize| if min == max { min.to_string() } else { format!("{min}..{max}") };
-    let tokens: Vec<String> = chain.tokens.iter().map(|t| range(t.min, t.max)).collect();
+    let tokens: Vec<String> = chain
+        .tokens
+        .iter()
+        .map(|t| if t.min == t.max { t.min.to_string() } else { format!("{}..{}", t.min, t.max) })
+        .collect();
     of(json!({
         "family": chain.family,
         "source": chain.source,
@@ -101,8 +104,9 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
 
 /// Returns the facts of a build that begins.
 pub fn begun(plan: &Plan, part: Option<String>) -> Facts {
-    let Chain { family, source, .. } = &plan.chain;
-    of(json!({"part": part, "family": family, "source": source, "packages": plan.shards.len()}))
+    of(
+        json!({"part": part, "family": plan.chain.family, "source": plan.chain.source, "packages": plan.shards.len()}),
+    )
 }
 
 /// Returns the facts of a build or of one part; with those of the contract if the bundle is complete.
@@ -203,14 +207,14 @@ pub fn residency(report: &Report) -> Facts {
 /// Returns the facts of a fidelity trace.
 pub fn trace(trace: &Trace, golden: &Path) -> Facts {
     let lowest = trace.layers.iter().min_by(|a, b| a.fidelity.min_cosine.total_cmp(&b.fidelity.min_cosine));
-    let layer =
-        |boundary: usize| boundary.checked_sub(1).map_or("embedding".into(), |i| format!("layer {i}"));
-    let behind = lowest.map(|l| layer(l.boundary));
     with(
         trace,
         json!({
             "min_cosine": lowest.map(|l| l.fidelity.min_cosine),
-            "min_cosine_behind": behind,
+            "min_cosine_behind": lowest.map(|l| match l.boundary {
+                0 => "embedding".into(),
+                i => format!("layer {}", i - 1),
+            }),
             "cosine_map": cosine_map(trace),
             "cosine_map_layers": trace.layers.iter().map(|l| l.boundary).collect::<Vec<_>>(),
             "golden": file(golden),

@@ -291,9 +291,9 @@ proptest! {
     fn events_come_back_as_they_were(event in event()) {
         let line = serde_json::to_vec(&event).unwrap();
         prop_assert!(!line.contains(&b'\n'));
-        prop_assert_eq!(&parse_line(&line, &mut u64::MAX.clone()).map_err(|f| f.1).unwrap(), &event);
+        prop_assert_eq!(&parse_line(&line, &mut u64::MAX.clone()).map_err(|f| f.what).unwrap(), &event);
         for cut in 1..line.len() {
-            prop_assert!(parse_line(&line[..cut], &mut u64::MAX.clone()).is_err_and(|f| f.0), "cut at {}", cut);
+            prop_assert!(parse_line(&line[..cut], &mut u64::MAX.clone()).is_err_and(|f| f.torn), "cut at {}", cut);
         }
     }
 

@@ -92,6 +92,7 @@ pub fn qwen3_600m() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::decoder::QkvProjection;
     use super::super::tests::parsed;
     use super::*;
 
@@ -110,5 +111,21 @@ mod tests {
         assert!(windows(&config).iter().all(|w| *w == Some(4096)));
         config["use_sliding_window"] = json!(false);
         assert!(windows(&config).iter().all(|w| *w == Some(4096)));
+    }
+
+    #[test]
+    fn projections_of_mistral_have_no_bias() {
+        let mut config = qwen3_600m();
+        config["attention_bias"] = json!(true);
+        let biases = |config: &Value| {
+            let layer = parsed(config).unwrap().layers.remove(0);
+            let QkvProjection::Direct { has_bias, .. } = layer.attention.projection else {
+                panic!("a projection of its own")
+            };
+            [has_bias, layer.attention.has_output_bias]
+        };
+        assert_eq!(biases(&config), [true; 2]);
+        config["model_type"] = json!("mistral");
+        assert_eq!(biases(&config), [false; 2]);
     }
 }
