@@ -280,7 +280,8 @@ impl<'a> BuildRun<'a> {
         }
         ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
         let (prompt, steps) = (self.prompt(), self.recipe.new_tokens.to_string());
-        let words = [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from);
+        let words =
+            [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from);
         run_command("golden", &[&words[..], &[file.into()]].concat()).map(drop)
     }
 
