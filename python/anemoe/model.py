@@ -180,6 +180,11 @@ def _to_numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
+def _aligned(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Converts to a type in C order and aligned, without a copy where it is all that."""
+    return np.require(array, dtype, ["C", "A"]).reshape(array.shape)
+
+
 def _convert(feature: Feature, value: Any) -> np.ndarray:
     """Converts a value to the float32, int32 or bool array that an input takes.
 
@@ -212,7 +217,7 @@ def _convert(feature: Feature, value: Any) -> np.ndarray:
         if array.shape != () or feature.shape != (1,):
             raise ValueError(f"input '{name}': expected {feature._expected()}, got {_words(array.shape)}")
         array = array.reshape(1)
-    return np.ascontiguousarray(array, dtype=wanted).reshape(array.shape)
+    return _aligned(array, wanted)
 
 
 def _planes(feature: Feature, value: Any) -> np.ndarray:
@@ -226,6 +231,8 @@ def _planes(feature: Feature, value: Any) -> np.ndarray:
         return pixels
     elif pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
         raise TypeError(f"image input '{name}': expected a PIL image of mode '{mode}' or an array of its pixels")
+    if pixels.size == 0:
+        raise ValueError(f"image input '{name}': expected {feature._expected()}, got an image of {_words(pixels.shape[:2])} pixels")
     pixels = pixels.reshape(pixels.shape[0], pixels.shape[1], -1)
     channels = 3 if mode == "RGB" else 1
     if pixels.shape[2] != channels:
@@ -268,7 +275,7 @@ class State:
         if name in self._halves:
             with np.errstate(over="ignore"):
                 values = values.astype(np.float16)
-        self._state.write_state(name, np.ascontiguousarray(values, dtype=np.float32))
+        self._state.write_state(name, _aligned(values, np.float32))
 
 
 class Model:
@@ -286,23 +293,27 @@ class Model:
     def __init__(
         self,
         model: Any,
-        is_temp_package: bool = False,
-        mil_program: Any = None,
-        skip_model_load: bool = False,
-        compute_units: Any = None,
-        weights_dir: Optional[str] = None,
-        function_name: Optional[str] = None,
-        optimization_hints: Optional[dict] = None,
-        *,
         function: Optional[str] = None,
         precision: Optional[str] = "fp16",
         threads: Optional[int] = None,
+        *,
+        function_name: Optional[str] = None,
+        weights_dir: Optional[str] = None,
+        compute_units: Any = None,
+        optimization_hints: Optional[dict] = None,
+        is_temp_package: bool = False,
+        mil_program: Any = None,
+        skip_model_load: bool = False,
     ):
         del is_temp_package, mil_program, skip_model_load
         precision = "fp16" if precision is None else precision
         if threads is not None and threads < 1:
             raise ValueError(f"expected threads from 1, got {threads}")
-        function = function or function_name
+        if function is not None and function_name is not None and function != function_name:
+            raise ValueError(f"expected one function, got '{function}' and '{function_name}'")
+        function = function_name if function is None else function
+        if function is not None and not isinstance(function, str):
+            raise TypeError(f"expected the name of a function, got {type(function).__name__}; MLModel's other arguments are given by name")
         if hasattr(model, "get_spec"):
             function = getattr(model, "function_name", None) if function is None else function
             compute_units = getattr(model, "_compute_unit", getattr(model, "compute_unit", None)) if compute_units is None else compute_units

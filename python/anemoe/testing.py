@@ -65,8 +65,7 @@ def assert_matches(
 ) -> None:
     """Runs a package and compares its outputs.
 
-    golden: a .npz file of an earlier run; `update` writes it, and so does a run without the file. It holds outputs, and a sample of
-        each operation's result.
+    golden: a .npz file of an earlier run, which `update` writes. It holds outputs, and a sample of each operation's result.
     torch: a module, called with the inputs in the package's order and in its own type, images as planes of their pixels; its outputs
         are in the package's order, without a classifier's label.
     tolerance: largest norm of a difference over the norm of what is expected.
@@ -81,7 +80,9 @@ def assert_matches(
         return
     outputs = _predict(model, inputs)
     path = os.fspath(golden)
-    if update or not os.path.exists(path):
+    if not update and not os.path.exists(path):
+        raise AssertionError(f"{path}: no such golden; `pytest --anemoe-update`, or update=True, writes it")
+    if update:
         results = {f"operation:{name}": _sample(v) for name, v in model.trace(dict(inputs)).items()}
         with open(path, "wb") as file:
             np.savez_compressed(file, **{f"output:{name}": v for name, v in outputs.items()}, **results)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from . import _anemoe
-from .model import Feature, Model, _source, _to_numpy
+from .model import Feature, Model, _aligned, _source, _to_numpy
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,19 @@ def quantize(
     array = _to_numpy(array)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected an array of numbers, got {array.dtype}")
-    values = np.ascontiguousarray(array, dtype=np.float32)
+    values = _aligned(array, np.float32)
     for name, size in (("group_size", group_size), ("block_size", block_size)):
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise ValueError(f"expected {name} from 1, got {size!r}")
     if importance is not None:
-        importance = np.ascontiguousarray(_to_numpy(importance), dtype=np.float32).ravel()
+        importance = _aligned(_to_numpy(importance), np.float32).ravel()
     parts = _anemoe.quantize(values, quant, group_size, block_size, op, exact, importance)
-    return Quantized(**parts)
+    # Against the values that were given; the kinds see them rounded to fp16.
+    exact_values, decoded = values.astype(np.float64), parts["decoded"].astype(np.float64)
+    square, power = float(np.mean((decoded - exact_values) ** 2)), float(np.mean(exact_values**2))
+    norms = math.sqrt(power * float(np.mean(decoded**2)))
+    cosine = float(np.mean(decoded * exact_values)) / norms if norms else float(square == 0)
+    return Quantized(**parts, mse=square, relative_mse=square / power if power else float(square > 0), cosine=cosine)
 
 
 @dataclass
@@ -120,7 +126,8 @@ class Difference:
     def __str__(self) -> str:
         lines = list(self.structure)
         for noun, values in (("weight", self.weights), ("output", self.outputs)):
-            lines += [f"{noun} {name}: largest difference {a:.3g}, relative error {r:.3g}" for name, (a, r) in values.items()]
+            differing = ((name, a, r) for name, (a, r) in values.items() if a)
+            lines += [f"{noun} {name}: largest difference {a:.3g}, relative error {r:.3g}" for name, a, r in differing]
         lines += [f"outputs were not compared: {self.not_run}"] if self.not_run else []
         return "\n".join(lines) or "no difference"
 

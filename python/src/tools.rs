@@ -194,10 +194,6 @@ fn quantize<'py>(
         true => parts.set_item("offset", &none)?,
         false => parts.set_item("offset", PyArray1::from_vec(py, c.side_offsets()).reshape(dims.clone())?)?,
     }
-    let metrics = &c.side.metrics;
-    parts.set_item("mse", metrics.mse())?;
-    parts.set_item("relative_mse", metrics.relative_mse())?;
-    parts.set_item("cosine", metrics.cosine())?;
     parts.set_item("bytes", c.bytes())?;
     Ok(parts)
 }

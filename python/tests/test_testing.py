@@ -14,15 +14,17 @@ def x():
 
 def test_a_golden_is_written_and_then_compared(linear, tmp_path):
     golden = tmp_path / "linear.npz"
-    for _ in range(2):
+    with pytest.raises(AssertionError, match="no such golden"):
         assert_matches(linear, {"x": x()}, golden=golden)
+    for update in (True, False):
+        assert_matches(linear, {"x": x()}, golden=golden, update=update)
     with pytest.raises(AssertionError, match="part at operation 'x_to_fp16'"):
         assert_matches(linear, {"x": 2 * x()}, golden=golden)
 
 
 def test_the_operation_at_which_results_part_is_named(linear, linear_model, tmp_path):
     golden = tmp_path / "linear.npz"
-    assert_matches(linear, {"x": x()}, golden=golden)
+    assert_matches(linear, {"x": x()}, golden=golden, update=True)
     spec = linear_model.get_spec()
     block = next(iter(spec.mlProgram.functions["main"].block_specializations.values()))
     (op,) = [op for op in block.operations if op.type == "relu"]
@@ -60,7 +62,8 @@ def test_the_fixture_works_without_an_import(linear, pytester):
             anemoe_matches({linear!r}, {{"x": np.ones((1, {WIDTH}), np.float32)}}, golden="golden.npz")
         """
     )
-    for options in ((), (), ("--anemoe-update",)):
+    pytester.runpytest_subprocess().assert_outcomes(failed=1)
+    for options in (("--anemoe-update",), ()):
         pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
     assert (pytester.path / "golden.npz").exists()
 

@@ -127,7 +127,7 @@ impl PackageInputs {
         let mut made: BTreeMap<String, InputSums> =
             wanted.iter().map(|(name, uses)| (name.clone(), InputSums::new(uses[0].cols))).collect();
         let mut results = Vec::new();
-        for sample in &self.samples {
+        for (number, sample) in self.samples.iter().enumerate() {
             let inputs: Vec<&Tensor> = sample.iter().collect();
             runner.run(&inputs, &mut CpuStates::new(&runner), &mut results)?;
             for (name, uses) in wanted {
@@ -137,6 +137,10 @@ impl PackageInputs {
                         let what = format!("value `{}` of shape {:?}", input.value, value.shape);
                         Error::invalid_program(format!("weight `{name}`: cannot read its input, {what}"))
                     })?;
+                    if columns.iter().any(|v| !v.is_finite()) {
+                        let what = format!("weight `{name}`: its inputs from sample {number} are not all finite");
+                        return Err(Error::invalid_program(what));
+                    }
                     let tokens = columns.len() / input.cols;
                     if let Some(sums) = made.get_mut(name).filter(|_| tokens > 0) {
                         sums.add(&columns, &columns, tokens);

@@ -197,8 +197,8 @@ map_fn! {
 }
 
 map_fn! {
-    /// Computes `x = min(max(x, low), high)`; NaN becomes `low`: as the first operand of max it is dropped.
-    pub fn clamp(x, low: f32, high: f32) = clamp_on, |v: L| v.max(L::splat(low)).min(L::splat(high))
+    /// Computes `x = min(max(x, low), high)`; as the second operand of max and min NaN stays NaN, as in Apple's kernels.
+    pub fn clamp(x, low: f32, high: f32) = clamp_on, |v: L| L::splat(high).min(L::splat(low).max(v))
 }
 
 map_fn! {
@@ -383,6 +383,9 @@ mod tests {
         y.clone_from(&x);
         clamp(&mut y, 0.0, 6.0);
         assert!(y.iter().zip(&x).all(|(y, v)| *y == v.clamp(0.0, 6.0)));
+        let mut lost = [f32::NAN; 3];
+        clamp(&mut lost, 0.0, 6.0);
+        assert!(lost.iter().all(|y| y.is_nan()));
         y.clone_from(&x);
         leaky_relu(&mut y, 0.1);
         assert!(y.iter().zip(&x).all(|(y, v)| *y == if *v < 0.0 { 0.1 * v } else { *v }));

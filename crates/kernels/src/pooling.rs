@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Names what a pool computes of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolFunction {
-    /// The largest element; skips NaN.
+    /// The largest element; NaN where one is.
     Max,
     /// The sum divided by a number of elements.
     Average,
@@ -46,6 +46,12 @@ pub fn pool_windows(pool: &Pool, p: &Pooling<'_>, y: &mut [f32]) {
     });
 }
 
+/// Returns the larger numbers; NaN where one is. Neither comparison holds for equal numbers and for NaN.
+#[inline(always)]
+fn larger<L: F32x16>(a: L, b: L) -> L {
+    a.if_below(b, b, b.if_below(a, a, a.add(b).mul(L::splat(0.5))))
+}
+
 simd_fn! { fn pool_tokens(p: &Pooling<'_>, first: usize, y: &mut [f32]) = pool_tokens_on }
 
 #[inline(always)]
@@ -72,7 +78,7 @@ fn pool_tokens_on<L: F32x16>(p: &Pooling<'_>, first: usize, y: &mut [f32]) {
                         let v =
                             get::<L>(&x.values[row + window.at(2, index[2], w) * x.strides[4] + c..][..n], 0);
                         joined = match p.function {
-                            PoolFunction::Max => v.max(joined),
+                            PoolFunction::Max => larger(v, joined),
                             PoolFunction::Average => joined.add(v),
                             PoolFunction::L2 => joined.add(v.mul(v)),
                         };

@@ -9,6 +9,16 @@ use anemoe_kernels::Pool;
 /// An op on pairs of floats: runs over all elements of the loops, with the arguments result, `x`, `y`.
 pub(in crate::cpu) type BinaryLoops = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
 
+/// Returns the larger number; NaN where one is, as Apple's kernels do.
+pub(super) fn larger(a: f32, b: f32) -> f32 {
+    if a >= b || a.is_nan() { a } else { b }
+}
+
+/// Returns the smaller number; NaN where one is.
+pub(super) fn smaller(a: f32, b: f32) -> f32 {
+    if a <= b || a.is_nan() { a } else { b }
+}
+
 /// Returns the loops of an op on pairs of floats; none for other ops.
 #[rustfmt::skip]
 pub(in crate::cpu) fn binary_loops(op: &str) -> Option<BinaryLoops> {
@@ -19,8 +29,8 @@ pub(in crate::cpu) fn binary_loops(op: &str) -> Option<BinaryLoops> {
         "real_div" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a / b),
         "floor_div" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| (a / b).floor()),
         "mod" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a - b * (a / b).floor()),
-        "maximum" => |l, o, x, y| zip_elements(l, o, x, y, f32::max),
-        "minimum" => |l, o, x, y| zip_elements(l, o, x, y, f32::min),
+        "maximum" => |l, o, x, y| zip_elements(l, o, x, y, larger),
+        "minimum" => |l, o, x, y| zip_elements(l, o, x, y, smaller),
         "pow" => |l, o, x, y| zip_elements(l, o, x, y, f32::powf),
         _ => return None,
     })

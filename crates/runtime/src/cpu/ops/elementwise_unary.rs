@@ -1,6 +1,7 @@
 //! Ops on each element of one tensor: unary functions, activations, casts.
 
 use super::super::weights::to_f16;
+use super::elementwise_binary::smaller;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use crate::tensor::{Data, Tensor, TensorElement, with_elements};
@@ -111,7 +112,7 @@ pub(in crate::cpu) fn element_function(c: &OpContext<'_>) -> OpResult<ElementFun
         "leaky_relu" => ElementFunction::LeakyRelu(c.float("alpha", 0.01)?),
         "clamped_relu" => {
             let (a, b) = (required("alpha")?, required("beta")?);
-            ElementFunction::scalar(move |v| if v >= 0.0 { v } else { a * v }.min(b))
+            ElementFunction::scalar(move |v| smaller(if v >= 0.0 { v } else { a * v }, b))
         }
         "elu" => {
             let a = c.float("alpha", 1.0)?;

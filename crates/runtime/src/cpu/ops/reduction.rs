@@ -1,6 +1,7 @@
 //! Reductions over axes.
 
 use super::super::strided::{StridedLoops, dense_strides};
+use super::elementwise_binary::{larger, smaller};
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{invalid, unsupported};
 use crate::tensor::{Data, Tensor};
@@ -100,8 +101,8 @@ pub(in crate::cpu) fn fast_reduction(op: &str) -> Option<Reduce> {
     Some(match op {
         "reduce_sum" => |l, x, y| l.fold_floats(x, y, 0.0, |a, b| a + b, |v, _| v),
         "reduce_mean" => |l, x, y| l.fold_floats(x, y, 0.0, |a, b| a + b, |v, n| v / n as f32),
-        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, f32::max, |v, _| v),
-        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, f32::min, |v, _| v),
+        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, larger, |v, _| v),
+        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, smaller, |v, _| v),
         _ => return None,
     })
 }
@@ -118,8 +119,8 @@ pub(in crate::cpu) fn exact_reduction(op: &str) -> Option<Reduce> {
     Some(match op {
         "reduce_sum" => |l, x, y| l.fold_floats(x, y, 0.0, sum, |v, _| v as f32),
         "reduce_mean" => |l, x, y| l.fold_floats(x, y, 0.0, sum, |v, n| (v / n as f64) as f32),
-        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, f32::max, |v, _| v),
-        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, f32::min, |v, _| v),
+        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, larger, |v, _| v),
+        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, smaller, |v, _| v),
         "reduce_prod" => |l, x, y| l.fold_floats(x, y, 1.0, |a: f64, b| a * f64::from(b), |v, _| v as f32),
         "reduce_l1_norm" => |l, x, y| l.fold_floats(x, y, 0.0, |a: f64, b| a + f64::from(b.abs()), |v, _| v as f32),
         "reduce_l2_norm" => |l, x, y| l.fold_floats(x, y, 0.0, squares, |v, _| v.sqrt() as f32),
