@@ -148,6 +148,8 @@ def test_samples_lower_the_change_of_outputs(config):
     assert change(sample_data=given) < (0.95 if "cluster_dim" in config else 0.7) * change()
     with pytest.raises(TypeError, match="list of dicts"):
         anemoe.compress(model, config, sample_data=given[0])
+    with pytest.raises(ValueError, match="inputs from sample 1 are not all finite"):
+        anemoe.compress(model, config, sample_data=[given[0], {"x": given[0]["x"] * np.nan}])
     with pytest.raises(KeyError, match="not an input"):
         anemoe.compress(model, config, sample_data=[{"z": given[0]["x"]}])
 

@@ -7,7 +7,8 @@ import anemoe
 import coremltools as ct
 import numpy as np
 import pytest
-from conftest import OUT, WIDTH, linear_expected, weight
+from conftest import OUT, WIDTH, convert, linear_expected, weight
+from coremltools.converters.mil import Builder as mb
 
 
 def random(*shape, seed=7):
@@ -228,6 +229,49 @@ def test_functions_are_chosen_by_name(functions):
     assert anemoe.Model(functions).function_name == "double"
     for options, factor in (({}, 2), ({"function": "triple"}, 3), ({"function_name": "triple"}, 3)):
         np.testing.assert_array_equal(anemoe.Model(functions, **options).predict({"x": x})["y"], factor * x)
+    assert anemoe.Model(functions, "triple", "fp32").function_name == "triple"
+    with pytest.raises(ValueError, match="expected one function, got 'double' and 'triple'"):
+        anemoe.Model(functions, "double", function_name="triple")
+    with pytest.raises(TypeError, match="expected the name of a function, got bool"):
+        anemoe.Model(functions, False)
+
+
+def test_arrays_without_alignment_are_copied(linear):
+    record = np.zeros(1, [("one", "u1"), ("x", "<f4", (1, WIDTH))])
+    record["x"] = random(1, 1, WIDTH)
+    x = record["x"][0]
+    assert not x.flags.aligned
+    model = anemoe.Model(linear)
+    np.testing.assert_array_equal(model.predict({"x": x})["second"], model.predict({"x": x.copy()})["second"])
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_nan_stays_nan(precision):
+    """As Apple's CPU kernels and torch have it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 2, 4)), mb.TensorSpec((1, 1, 2, 4))], opset_version=ct.target.iOS17)
+    def program(x, y):
+        pair = {"maximum": mb.maximum, "minimum": mb.minimum}
+        results = [op(x=x, y=y, name=name) for name, op in pair.items()]
+        results += [op(x=x, name=name) for name, op in (("relu", mb.relu), ("relu6", mb.relu6))]
+        results += [op(x=x, axes=[-1], keep_dims=True, name=name) for name, op in (("reduce_max", mb.reduce_max), ("reduce_min", mb.reduce_min))]
+        return (*results, mb.max_pool(x=x, kernel_sizes=[1, 4], strides=[1, 4], pad_type="valid", name="max_pool"))
+
+    x = np.array([[[[np.nan, 1, -1, 2], [3, -np.inf, np.inf, -3]]]], np.float32)
+    y = np.array([[[[0, np.nan, 0, 0], [1, 1, 1, 1]]]], np.float32)
+    found = anemoe.Model(convert(program), precision=precision).predict({"x": x, "y": y})
+    row = lambda function: function(x, axis=-1, keepdims=True)
+    expected = {
+        "maximum": np.maximum(x, y),
+        "minimum": np.minimum(x, y),
+        "relu": np.maximum(x, 0),
+        "relu6": np.clip(x, 0, 6),
+        "reduce_max": row(np.max),
+        "reduce_min": row(np.min),
+        "max_pool": row(np.max),
+    }
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, name)
 
 
 def test_python_runs_while_a_model_does(linear):
