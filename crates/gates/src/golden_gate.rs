@@ -27,9 +27,10 @@ pub const LEARNED: f64 = 0.5;
 /// Result of the golden gate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
-    /// True if both runs pass: as `generate` computes, and with results rounded to fp16.
+    /// True if both runs pass: with the default arithmetic, and with results rounded to fp16.
     pub pass: bool,
-    /// Run as `generate` computes by default, which shows the changes by compression and by the form of the programs.
+    /// Run with the default arithmetic of `generate`, keys and values in f32: it shows the changes by compression and by the form of
+    /// the programs. `generate` rounds keys and values to fp16, which can decide between tokens that are nearly equal.
     #[serde(flatten)]
     pub usual: Validation,
     /// The same run with exact products; absent on a device, and where no product differs.

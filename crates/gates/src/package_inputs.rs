@@ -138,7 +138,8 @@ impl PackageInputs {
                         Error::invalid_program(format!("weight `{name}`: cannot read its input, {what}"))
                     })?;
                     if columns.iter().any(|v| !v.is_finite()) {
-                        let what = format!("weight `{name}`: its inputs from sample {number} are not all finite");
+                        let what =
+                            format!("weight `{name}`: its inputs from sample {number} are not all finite");
                         return Err(Error::invalid_program(what));
                     }
                     let tokens = columns.len() / input.cols;

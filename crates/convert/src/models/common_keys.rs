@@ -62,7 +62,7 @@ const SUMMARY: [&str; 16] = [
 ];
 
 /// Makes the description of a decoder from the keys that families share: RMS norms before each branch, a plain
-/// residual, no factor of the embedding.
+/// residual, no factor of the embedding, logits without bounds.
 ///
 /// # Errors
 /// A key is missing or has an impossible value.
@@ -81,7 +81,7 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
         stream_unit: 1.0,
         is_tied: k.flag("tie_word_embeddings", is_tied)?,
         is_rotated: false,
-        softcap: k.softcapping("final_logit_softcapping")?,
+        softcap: None,
         bos: k.tokens("bos_token_id", vocab)?.first().copied(),
         eos: k.tokens("eos_token_id", vocab)?,
         layers,
@@ -136,6 +136,14 @@ pub fn rope(k: Keys<'_>, of: &str, head_dim: usize, is_partial: bool) -> Result<
     Ok((parsed.rope, parsed.factor))
 }
 
+/// Returns the window of each layer for which `is_sliding` of its number holds; `layer_types` says nothing.
+///
+/// # Errors
+/// A window is missing.
+pub fn sliding(k: Keys<'_>, is_sliding: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
+    (0..k.layers()?).map(|l| is_sliding(l).then(|| k.size("sliding_window")).transpose()).collect()
+}
+
 /// Returns the window of each layer: `layer_types` where the configuration has them, else `is_sliding` of the layer's
 /// number.
 ///
@@ -144,8 +152,7 @@ pub fn rope(k: Keys<'_>, of: &str, head_dim: usize, is_partial: bool) -> Result<
 pub fn windows(k: Keys<'_>, is_sliding: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
     let layers = k.layers()?;
     let types = k.layer_types(layers, &[FULL_ATTENTION, SLIDING_ATTENTION])?;
-    let slides = |l: usize| types.as_ref().map_or_else(|| is_sliding(l), |t| t[l] == SLIDING_ATTENTION);
-    (0..layers).map(|l| slides(l).then(|| k.size("sliding_window")).transpose()).collect()
+    sliding(k, |l| types.as_ref().map_or_else(|| is_sliding(l), |t| t[l] == SLIDING_ATTENTION))
 }
 
 /// Refuses activations other than SiLU, and biases of the MLP.

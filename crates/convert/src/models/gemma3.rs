@@ -70,6 +70,7 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         // transformers rounds the factor to bf16 where the weights are bf16, and llama.cpp does not.
         embedding_scale: (d.hidden as f32).sqrt(),
         stream_unit: STREAM_UNIT,
+        softcap: k.softcapping("final_logit_softcapping")?,
         names: NAMES,
         ..d
     })

@@ -51,6 +51,7 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         norms: Norms::Around,
         residual: Residual::LayerScalar,
         embedding_scale: (d.hidden as f32).sqrt(),
+        softcap: k.softcapping("final_logit_softcapping")?,
         names: NAMES,
         prefixes: PREFIXES,
         ..d

@@ -1,7 +1,7 @@
 //! Llama and its relatives: dense layers with a gated MLP (`model_type` llama, mistral, qwen2, qwen3, and
 //! mistral3 for the text model of one with images).
 
-use super::common_keys::{attention, decoder, expect_silu, windows};
+use super::common_keys::{attention, decoder, expect_silu, sliding, windows};
 use super::decoder::{Attention, Decoder, HeadNorm, Layer};
 use super::keys::Keys;
 use super::tensor_table::{HEAD, TensorRow};
@@ -30,9 +30,6 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     expect_silu(k)?;
     let family = match k.get("model_type").and_then(Value::as_str) {
         Some("mistral") => "mistral",
-        Some(other @ ("ministral3" | "mistral4")) => {
-            return Err(k.unsupported(format!("`text_config.model_type` is {other}, implemented is mistral")));
-        }
         Some("qwen2") => "qwen2",
         Some("qwen3") => "qwen3",
         _ => "llama",
@@ -44,14 +41,20 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         "qwen3" => (HeadNorm::PerHead, bias, bias),
         _ => (HeadNorm::None, bias, bias),
     };
-    // Mistral's window is that of all layers. Qwen's is that of the layers from a number on, where it is asked for.
-    let is_mistral = family == "mistral";
-    let has_window =
-        k.get("sliding_window").is_some() && (is_mistral || k.flag("use_sliding_window", false)?);
-    let first = if is_mistral { 0 } else { k.get("max_window_layers").and_then(Value::as_u64).unwrap_or(0) };
+    // Mistral's window is that of all layers. Qwen's is that of the layers from a number on, where it is asked for. Llama has none.
+    let has_window = k.get("sliding_window").is_some();
+    let first = k.get("max_window_layers").and_then(Value::as_u64).unwrap_or(0);
+    let windows = match family {
+        "llama" => sliding(k, |_| false)?,
+        "mistral" => sliding(k, |_| has_window)?,
+        _ => {
+            let slides = has_window && k.flag("use_sliding_window", false)?;
+            windows(k, |l| slides && l as u64 >= first)?
+        }
+    };
     let width = k.size("intermediate_size")?;
     let mut layers = Vec::new();
-    for window in windows(k, |l| has_window && l as u64 >= first)? {
+    for window in windows {
         let attention = Attention { has_output_bias, ..attention(k, norm, window, has_bias)? };
         layers.push(Layer { attention, activation: Activation::Silu, dense: Some(width), experts: None });
     }
@@ -111,6 +114,23 @@ mod tests {
         assert!(windows(&config).iter().all(|w| *w == Some(4096)));
         config["use_sliding_window"] = json!(false);
         assert!(windows(&config).iter().all(|w| *w == Some(4096)));
+    }
+
+    #[test]
+    fn keys_that_transformers_does_not_read_say_nothing() {
+        let mut config = llama_1b();
+        let plain = parsed(&config).unwrap();
+        for (key, value) in [
+            ("final_logit_softcapping", json!(5.0)),
+            ("layer_types", json!(["sliding_attention"])),
+            ("sliding_window", json!(8)),
+            ("use_sliding_window", json!(true)),
+            ("max_window_layers", json!(0)),
+        ] {
+            config[key] = value;
+        }
+        let decoder = parsed(&config).unwrap();
+        assert_eq!((decoder.softcap, &decoder.layers), (None, &plain.layers));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Qwen3-MoE and OLMoE: experts behind a router of one matrix (`model_type` qwen3_moe, olmoe).
 
-use super::common_keys::{attention, decoder, expect_silu, windows};
+use super::common_keys::{attention, decoder, expect_silu, sliding};
 use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, RouterKind};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
@@ -53,9 +53,11 @@ fn layers(
 ) -> Result<Decoder> {
     expect_silu(k)?;
     k.expect("shared_expert_intermediate_size", &[])?;
-    let slides = k.flag("use_sliding_window", false)? && k.get("sliding_window").is_some();
+    // OLMoE has no windows.
+    let slides =
+        family == "qwen3_moe" && k.flag("use_sliding_window", false)? && k.get("sliding_window").is_some();
     let mut all = Vec::new();
-    for (l, window) in windows(k, |_| slides)?.into_iter().enumerate() {
+    for (l, window) in sliding(k, |_| slides)?.into_iter().enumerate() {
         let attention = attention(k, norm, window, bias)?;
         let (dense, experts) = feed_forward(l);
         all.push(Layer { attention, activation: Activation::Silu, dense, experts });

@@ -107,14 +107,29 @@ pub fn describe(checkpoint: &Checkpoint) -> Result<Decoder> {
 /// The family is not known, a key is missing or has an impossible value, or a feature is not implemented.
 pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder> {
     let known = known_family(config, path)?;
-    if let Some(tied) = config.get("tie_word_embeddings").filter(|_| config.get("text_config").is_some()) {
-        let own = config["text_config"].get("tie_word_embeddings").unwrap_or(tied);
-        if own != tied {
-            let what = format!("configuration: `tie_word_embeddings` is {tied}, and {own} in `text_config`");
+    let mut keys = Keys::of_text(config, path)?.map.clone();
+    if config.get("text_config").is_some() {
+        let is_unknown = |own: &&str| FAMILIES.iter().all(|family| !family.types.contains(own));
+        if let Some(own) = keys.get("model_type").and_then(Value::as_str).filter(is_unknown) {
+            let known = known_types();
+            let what = format!(
+                "configuration: `text_config.model_type` is {}; known are {known}",
+                own.escape_debug()
+            );
             return Err(Error::unsupported(path, what));
         }
+        // transformers' text model of mistral3.
+        if config["model_type"] == "mistral3" {
+            keys.entry("model_type").or_insert_with(|| json!("mistral"));
+        }
+        // Where the two differ, a head of the checkpoint decides (`own_head`).
+        if let Some(tied) = config.get("tie_word_embeddings") {
+            let own = keys.entry("tie_word_embeddings").or_insert_with(|| tied.clone());
+            if own != tied {
+                *own = json!(true);
+            }
+        }
     }
-    let mut keys = Keys::of_text(config, path)?.map.clone();
     let own_type = keys.get("model_type").or(config.get("model_type")).and_then(Value::as_str);
     let defaults = (known.defaults)(own_type.unwrap_or_default());
     for (key, value) in defaults.as_object().into_iter().flatten() {
@@ -133,6 +148,11 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
     Ok(Decoder { is_rotated: variants.is_rotated, ..decoder })
 }
 
+/// Lists all values of `model_type`.
+fn known_types() -> String {
+    FAMILIES.iter().flat_map(|family| family.types).copied().collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the family that a configuration names.
 ///
 /// # Errors
@@ -144,9 +164,8 @@ pub fn known_family(config: &Value, path: &Path) -> Result<&'static KnownFamily>
         Error::invalid(path, format!("configuration: `model_type` is {own}, expected a name"))
     })?;
     FAMILIES.iter().find(|family| family.types.contains(&own)).ok_or_else(|| {
-        let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).copied().collect();
         let what =
-            format!("configuration: `model_type` is {}; known are {}", own.escape_debug(), known.join(", "));
+            format!("configuration: `model_type` is {}; known are {}", own.escape_debug(), known_types());
         Error::unsupported(path, what)
     })
 }

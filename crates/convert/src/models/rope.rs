@@ -172,7 +172,11 @@ impl<'a> RopeKeys<'a> {
                 // The pair that makes this many turns over the trained positions.
                 let pair = |turns: f64| width as f64 * (trained / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let (mut low, mut high) = (pair(fast), pair(slow));
-                if own("truncate") != Some(&Value::Bool(false)) {
+                // Null is no in Python.
+                if !matches!(
+                    self.own.as_ref().and_then(|own| own.map.get("truncate")),
+                    Some(Value::Bool(false) | Value::Null)
+                ) {
                     (low, high) = (low.floor(), high.ceil());
                 }
                 let (low, high) = (low.max(0.0), high.min(width as f64 - 1.0));

@@ -73,7 +73,6 @@ fn features_that_are_not_implemented_are_named() {
         ("gemma4-26b-a4b", "num_kv_shared_layers", json!(4)),
         ("gemma4-26b-a4b", "use_double_wide_mlp", json!(true)),
         ("gemma4-26b-a4b", "hidden_activation", json!("silu")),
-        ("gemma4-26b-a4b", "tie_word_embeddings", json!(false)),
         ("gemma4-26b-a4b", "use_bidirectional_attention", json!("all")),
         ("gemma4-26b-a4b", "attn_logit_softcapping", json!(50.0)),
         ("gemma4-26b-a4b", "layer_types", json!(vec!["linear_attention"; 30])),
@@ -92,7 +91,7 @@ fn features_that_are_not_implemented_are_named() {
         ("zaya1-8b", "rope_parameters", json!({"hybrid": {"rope_theta": 1e4, "factor": 8.0}})),
         ("llama-3.2-1b", "hidden_act", json!("gelu")),
         ("llama-3.2-1b", "mlp_bias", json!(true)),
-        ("llama-3.2-1b", "layer_types", json!(vec!["chunked_attention"; 16])),
+        ("qwen3-0.6b", "layer_types", json!(vec!["chunked_attention"; 28])),
         ("llama-3.2-1b", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
         ("olmoe-1b-7b", "clip_qkv", json!(8.0)),
         ("gemma3-1b", "attn_logit_softcapping", json!(50.0)),
@@ -114,6 +113,10 @@ fn features_that_are_not_implemented_are_named() {
             assert!(error.contains("unsupported") && error.contains(kind) && error.contains(key), "{error}");
         }
     }
+    let mut untied = config("gemma4-26b-a4b");
+    (untied["tie_word_embeddings"], untied["text_config"]["tie_word_embeddings"]) =
+        (json!(false), json!(false));
+    assert!(parsed(&untied).unwrap_err().to_string().contains("tie_word_embeddings"));
     let error = parsed(&json!({"model_type": "llama4"})).unwrap_err().to_string();
     assert!(error.contains("llama4") && error.contains("qwen3_moe"), "{error}");
 }

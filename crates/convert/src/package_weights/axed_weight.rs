@@ -18,14 +18,15 @@ impl AxedWeight<'_> {
     }
 
     /// Returns shape and elements `[out, in, rest..]`.
-    pub fn by_channels(&self, values: &[f32]) -> Result<(Vec<usize>, Vec<f32>)> {
+    pub fn by_channels(&self, values: Vec<f32>) -> Result<(Vec<usize>, Vec<f32>)> {
         let [out, input] = self.axes;
         if out == input || out.max(input) >= self.shape.len() {
             let what = format!("axes {out} and {input} of a weight of shape {:?}", self.shape);
             return Err(Error::usage(format!("weight `{}`: {what}", self.name)));
         }
         let order = self.order();
-        Ok((order.iter().map(|&axis| self.shape[axis]).collect(), permute(values, self.shape, &order)))
+        let shape = order.iter().map(|&axis| self.shape[axis]).collect();
+        Ok((shape, if order.is_sorted() { values } else { permute(&values, self.shape, &order) }))
     }
 
     /// Returns elements `[out / vector, in, rest..]` in the weight's own order.

@@ -22,7 +22,6 @@ use anemoe_mlpackage::mil::{
 };
 use anemoe_mlpackage::package::{Package, PackageWriter};
 use axed_weight::AxedWeight;
-use half::f16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use weight_coder::{Coded, QuantizeJob, WeightCoder};
@@ -133,7 +132,9 @@ pub fn floats(package: &Package, value: &Value) -> Result<Vec<f32>> {
     let bytes = package.tensor_bytes(value)?;
     match value.ty.tensor().map(|t| t.dtype) {
         Some(DataType::Float16) => {
-            Ok(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect())
+            let mut values = vec![0f32; bytes.len() / 2];
+            anemoe_kernels::f16_to_f32(&bytes, &mut values);
+            Ok(values)
         }
         Some(DataType::Float32) => Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
         _ => Err(Error::invalid_program(format!("a weight of type {}, expected fp16 or fp32", value.ty))),
@@ -288,7 +289,7 @@ impl Rewriter<'_, '_> {
                 let moments = (self.moments)(&self.function, &op.outputs[0].name)?;
                 let weight = AxedWeight { name: op.name(), shape: &shape, axes };
                 let job = QuantizeJob { kind, groups, form, moments: moments.as_ref() };
-                self.coder.quantized(value, &weight, &values, &job)?
+                self.coder.quantized(value, &weight, values, &job)?
             }
         };
         self.compressed.push((value.clone(), job.clone(), self.coder.opset, done.clone()));
@@ -303,6 +304,7 @@ mod tests {
     use anemoe_bundle::IndexBits;
     use anemoe_mlpackage::mil::TensorType;
     use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
+    use half::f16;
 
     /// Writes a package that computes `y = x * w` for `w [64, 48]`.
     fn package(dir: &Path, opset: Opset) -> Package {

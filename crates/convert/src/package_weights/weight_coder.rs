@@ -21,6 +21,9 @@ use std::collections::BTreeMap;
 /// scales the first one's result and lacks it as `data`.
 pub(super) type Coded = (Vec<Operation>, WeightReport);
 
+/// Least magnitude that fp16 rounds to infinity: halfway between its largest number and 2^16.
+const FP16_ROUNDS_TO_INFINITY: f32 = 65520.0;
+
 /// Writer of weights for functions of an opset.
 pub(super) struct WeightCoder<'a> {
     pub blobs: &'a mut BlobWriter,
@@ -149,7 +152,7 @@ impl WeightCoder<'_> {
         &mut self,
         value: &Value,
         weight: &AxedWeight<'_>,
-        values: &[f32],
+        values: Vec<f32>,
         job: &QuantizeJob<'_>,
     ) -> Result<Coded> {
         let refuse = |why: String| Err(Error::usage(format!("weight `{}`: {why}", weight.name)));
@@ -169,14 +172,14 @@ impl WeightCoder<'_> {
             }
         }
         // Tables and scales are fp16. Masks have such values.
-        if values.iter().any(|v| f16::from_f32(*v).is_infinite() || v.is_nan()) {
+        if values.iter().fold(false, |any, v| any | !(v.abs() < FP16_ROUNDS_TO_INFINITY)) {
             return Ok((Vec::new(), WeightReport::dense(value, values.len())));
         }
         let (shape, mut values) = weight.by_channels(values)?;
-        let whole = values.clone();
         let scales = match (job.form, kind) {
             (CodeForm::Tables { scaled: true, .. }, Quant::Lut { .. }) => {
-                Some(divide_by_channel(&mut values, shape[0]))
+                let whole = values.clone();
+                Some((divide_by_channel(&mut values, shape[0]), whole))
             }
             (CodeForm::Plain, _)
             | (CodeForm::Unsigned, Quant::Int { .. })
@@ -230,7 +233,7 @@ impl WeightCoder<'_> {
                 }
             }
         };
-        if let Some(scales) = scales {
+        if let Some((scales, whole)) = scales {
             report.kind.push_str(" scaled");
             report.after += scales.len() as u64 * element_bytes(value);
             let rows = decoded.chunks(values.len() / scales.len().max(1)).zip(&scales);
