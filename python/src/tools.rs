@@ -10,6 +10,7 @@ use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::package_inputs::PackageInputs;
 use anemoe_gates::residency::{self, CheckOptions};
 use anemoe_kernels::IndexBits;
+use anemoe_mlpackage::blob::pack_sub_byte;
 use anemoe_mlpackage::mil::DataType;
 use anemoe_mlpackage::mil::text;
 use anemoe_mlpackage::mil::verify as rules;
@@ -268,7 +269,7 @@ impl Job {
             Ok::<_, PyErr>((array.shape().to_vec(), values))
         };
         let codes = indices.to_vec().map_err(|_| wrong("expected indices in C order".into()))?;
-        let indices = (indices.shape().to_vec(), codes);
+        let indices = (indices.shape().to_vec(), pack_sub_byte(&codes, usize::from(bits.bits())));
         let (lut, scale) = (floats(&lut)?, Some(floats(&scale)?).filter(|(_, values)| !values.is_empty()));
         let tables = GivenTables { bits, indices, lut, vector_axis, scale, relative_mse };
         Ok(Job { function, name, job: WeightJob::Tables(tables.into()) })

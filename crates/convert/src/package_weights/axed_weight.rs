@@ -17,6 +17,11 @@ impl AxedWeight<'_> {
         self.axes.into_iter().chain(rest).collect()
     }
 
+    /// Tells whether the weight has its channels in the order `[out, in, rest..]`.
+    pub fn is_in_order(&self) -> bool {
+        self.order().is_sorted()
+    }
+
     /// Returns shape and elements `[out, in, rest..]`.
     pub fn by_channels(&self, values: Vec<f32>) -> Result<(Vec<usize>, Vec<f32>)> {
         let [out, input] = self.axes;

@@ -302,6 +302,7 @@ mod tests {
     use super::*;
     use crate::quant::{Groups, Quant};
     use anemoe_bundle::IndexBits;
+    use anemoe_mlpackage::blob::pack_sub_byte;
     use anemoe_mlpackage::mil::TensorType;
     use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
     use half::f16;
@@ -341,7 +342,10 @@ mod tests {
         let (groups, of) = if pairs { (2, 2) } else { (1, 1) };
         WeightJob::Tables(Box::new(GivenTables {
             bits: IndexBits::Two,
-            indices: (vec![64, 48 / of], (0..64 * 48 / of).map(|i| (i % 4) as u8).collect()),
+            indices: (
+                vec![64, 48 / of],
+                pack_sub_byte(&(0..64 * 48 / of).map(|i| (i % 4) as u8).collect::<Vec<_>>(), 2),
+            ),
             lut: (vec![1, groups, 4, of], (0..groups * 4 * of).map(|i| i as f32).collect()),
             vector_axis: pairs.then_some(1),
             scale: pairs.then(|| (vec![1, 48], vec![0.5; 48])),

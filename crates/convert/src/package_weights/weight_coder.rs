@@ -15,6 +15,7 @@ use anemoe_mlpackage::mil::{
 };
 use half::f16;
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Operations that stand for a weight, without results, and its report. None for a weight that stays; of two, the second
@@ -90,7 +91,7 @@ impl WeightCoder<'_> {
         if kept.is_empty() {
             // A sparse tensor of no values cannot be stored; a table of zeros can.
             let lut = ([vec![1; shape.len()], vec![2, 1]].concat(), vec![0.0; 2]);
-            let (bits, indices) = (IndexBits::One, (shape.to_vec(), bits));
+            let (bits, indices) = (IndexBits::One, (shape.to_vec(), packed));
             let relative_mse = report.relative_mse;
             let tables = GivenTables { bits, indices, lut, vector_axis: None, scale: None, relative_mse };
             report.after = tables.bytes(value);
@@ -126,16 +127,15 @@ impl WeightCoder<'_> {
 
     /// Writes indices, entries and scales of a weight's tables.
     fn lookup(&mut self, like: &Value, shape: &[usize], tables: &GivenTables) -> Result<Vec<Operation>> {
-        let ((index_shape, codes), (dims, entries)) = (&tables.indices, &tables.lut);
-        let packed = pack_sub_byte(codes, usize::from(tables.bits.bits()));
+        let ((index_shape, packed), (dims, entries)) = (&tables.indices, &tables.lut);
         let mut operands = Vec::new();
         if self.opset < Opset::CoreML8 {
-            operands.push(("indices", self.place(DataType::UInt8, &[packed.len()], &packed)?));
+            operands.push(("indices", self.place(DataType::UInt8, &[packed.len()], packed)?));
             operands.push(("lut", self.place_floats(like, &[entries.len()], entries)?));
             operands.push(("shape", shape_value(shape)));
         } else {
             let dtype = element_type(Quant::lut(tables.bits));
-            operands.push(("indices", self.place(dtype, index_shape, &packed)?));
+            operands.push(("indices", self.place(dtype, index_shape, packed)?));
             operands.push(("lut", self.place_floats(like, dims, entries)?));
             operands.extend(tables.vector_axis.map(|axis| ("vector_axis", Value::int32(axis as i32))));
         }
@@ -263,8 +263,7 @@ impl WeightCoder<'_> {
         let signed = if bits == 4 { DataType::Int4 } else { DataType::Int8 };
         let dtype = DataType::uint_of_bits(bits).filter(|_| is_unsigned).unwrap_or(signed);
         let shifted = |codes: Vec<u8>| codes.into_iter().map(|c| c.wrapping_add(shift)).collect::<Vec<u8>>();
-        let codes = shifted(weight.in_own_order(&c.elements(), 1));
-        let data = self.place(dtype, weight.shape, &pack_sub_byte(&codes, bits))?;
+        let data = self.place(dtype, weight.shape, &packed_elements(weight, c, shift))?;
         let has_offsets = !c.side.offsets.is_empty() || shift != 0;
         let mut offsets: Vec<u8> = c.side.offsets.iter().map(|&o| o as u8).collect();
         offsets.resize(sides.len(), 0);
@@ -287,6 +286,16 @@ impl WeightCoder<'_> {
     }
 }
 
+/// Returns the elements of a compressed weight in the weight's own order, packed.
+fn packed_elements<'c>(weight: &AxedWeight<'_>, c: &'c CompressedTensor, shift: u8) -> Cow<'c, [u8]> {
+    if shift == 0 && weight.is_in_order() {
+        return Cow::Borrowed(&c.packed);
+    }
+    let mut codes = weight.in_own_order(&c.elements(), 1);
+    codes.iter_mut().for_each(|code| *code = code.wrapping_add(shift));
+    Cow::Owned(pack_sub_byte(&codes, usize::from(c.quant.kind.bits())))
+}
+
 /// Returns the tables of numbers of a compressed weight.
 fn number_tables(weight: &AxedWeight<'_>, c: &CompressedTensor, bits: IndexBits) -> GivenTables {
     let sides: Vec<f32> = c.side.values.iter().map(|v| v.to_f32()).collect();
@@ -295,7 +304,7 @@ fn number_tables(weight: &AxedWeight<'_>, c: &CompressedTensor, bits: IndexBits)
     dims.extend([entries, 1]);
     GivenTables {
         bits,
-        indices: (weight.shape.to_vec(), weight.in_own_order(&c.elements(), 1)),
+        indices: (weight.shape.to_vec(), packed_elements(weight, c, 0).into_owned()),
         lut: (dims, sides),
         vector_axis: None,
         scale: None,
@@ -350,7 +359,7 @@ fn vector_tables(
     dims.extend([entries, length]);
     let tables = GivenTables {
         bits,
-        indices: (index_shape, weight.in_own_order(&codes, length)),
+        indices: (index_shape, pack_sub_byte(&weight.in_own_order(&codes, length), usize::from(bits.bits()))),
         lut: (dims, sides),
         vector_axis: Some(axis),
         scale: None,

@@ -33,7 +33,7 @@ pub type Shaped<T> = (Vec<usize>, Vec<T>);
 pub struct GivenTables {
     /// Width of an index.
     pub bits: IndexBits,
-    /// Indices; for vectors the axis that an entry is along is shorter.
+    /// Dimensions of the indices, and the packed indices; for vectors the axis that an entry is along is shorter.
     pub indices: Shaped<u8>,
     /// Entries `[groups of each axis.., entries, numbers of an entry]`.
     pub lut: Shaped<f32>,
@@ -48,9 +48,8 @@ pub struct GivenTables {
 impl GivenTables {
     /// Returns the bytes of indices, entries and scales, whose numbers have the type of the weight `like`.
     pub(super) fn bytes(&self, like: &Value) -> u64 {
-        let packed = (self.indices.1.len() * usize::from(self.bits.bits())).div_ceil(8);
         let scales = self.scale.as_ref().map_or(0, |(_, scales)| scales.len());
-        packed as u64 + (self.lut.1.len() + scales) as u64 * element_bytes(like)
+        self.indices.1.len() as u64 + (self.lut.1.len() + scales) as u64 * element_bytes(like)
     }
 }
 
