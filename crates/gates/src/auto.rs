@@ -20,6 +20,8 @@ const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
 /// Factor of the divergence of chosen kinds on texts that they were not chosen on: 1.4 and 1.6 for two models.
 const UNSEEN: f64 = 1.5;
+/// Divergence in nats that counts as none: a checkpoint on the lattice of Q4_0 loses nothing by it.
+const NOTHING: f64 = 1e-5;
 /// Points of a path of choices that are tried at once, and how often the part between two of them is cut like this.
 const POINTS: usize = 16;
 const ROUNDS: usize = 2;
@@ -263,7 +265,7 @@ pub fn choose_each(
     for &asked in goals {
         let (mut goal, mut name) = (asked, asked.to_string());
         if goal.bound == SearchBound::LikeQ4 {
-            goal.bound = SearchBound::MaxKl(q4 / UNSEEN);
+            goal.bound = SearchBound::MaxKl((q4 / UNSEEN).max(NOTHING));
             name += &format!(", of {q4:.5} nats");
         }
         let (choice, distance) = match goal.bound {

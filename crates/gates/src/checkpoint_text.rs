@@ -11,6 +11,8 @@ use anemoe_text::tokenizer::Tokenizer;
 
 /// Most parameters of a model that is searched by default, with a sensitivity of every tensor.
 pub const MAX_WHOLE: u64 = 64_000_000;
+/// Fewest tokens of a user's text that decide: the mean of fewer says little.
+const LEAST_JUDGED: usize = 2000;
 /// Built-in text that models run on if the user gives none.
 const TEXT: &str = include_str!("gate_text.txt");
 /// Most tokens of a text that a search for kinds runs the model on.
@@ -94,7 +96,7 @@ fn cut(
 /// count.
 ///
 /// # Errors
-/// The text has no token to predict, or there is no tokenizer for it.
+/// The text has fewer than [`LEAST_JUDGED`] tokens to predict, or there is no tokenizer for it.
 pub fn gate_text(
     checkpoint: &Checkpoint,
     vocab: usize,
@@ -103,7 +105,13 @@ pub fn gate_text(
 ) -> Result<GateText> {
     let most = if own.is_some() { usize::MAX } else { text_gate::TOKENS };
     let sizes = (context.min(text_gate::WINDOW), most);
+    let is_own = own.is_some();
     let (windows, name) = cut(checkpoint, vocab, sizes, own, "--gate-text")?;
+    let tokens: usize = windows.iter().map(|w| w.len() - 1).sum();
+    if is_own && tokens < LEAST_JUDGED {
+        let what = format!("--gate-text: {name} has {tokens} tokens to predict, a gate needs {LEAST_JUDGED}");
+        return Err(Error::usage(what));
+    }
     Ok(GateText { windows, name })
 }
 

@@ -477,7 +477,10 @@ fn full_stack(
     on_event(GatedEvent::Stage(GateStage::Residency));
     let placed = residency::bundle(bundle, chain, wanted.residency, || ())?;
     on_event(GatedEvent::Stage(GateStage::Weights));
-    let weights = wanted.origin.map(|(family, _)| weight_gate::gate(family, plan, bundle, chain, &mut || ()));
+    let better = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
+    let learned = better >= golden_gate::LEARNED;
+    let weights =
+        wanted.origin.map(|(family, _)| weight_gate::gate(family, plan, bundle, chain, learned, &mut || ()));
     let weights = weights.transpose()?;
     on_event(GatedEvent::Stage(GateStage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
@@ -494,8 +497,7 @@ fn full_stack(
         also.push(NamedGate { golden: path.clone(), gate });
         build::check_interrupted()?;
     }
-    let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
-    let text = wanted.origin.filter(|_| wanted.given || learned >= golden_gate::LEARNED);
+    let text = wanted.origin.filter(|_| wanted.given || learned);
     let text = text.map(|(family, text)| {
         let model = open(&anemoe_runtime::cpu::CpuBackend::default())?;
         let checkpoint = &family.checked.checkpoint;
@@ -505,8 +507,7 @@ fn full_stack(
     let passes =
         gate.pass && also.iter().all(|g| g.gate.pass) && text.as_ref().is_none_or(TextGate::is_good_enough);
     // A result that is not a number is wrong, whatever the model has learned.
-    let undecided =
-        !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
+    let undecided = !gate.pass && !wanted.given && !learned && gate.fp16.not_finite.is_empty();
     let is_own = weights.as_ref().is_none_or(|w| w.pass);
     let (result, failed) = match (placed.pass, is_own, passes) {
         (false, ..) => (GateResult::Failed, Some(GateStage::Residency)),
@@ -521,7 +522,7 @@ fn full_stack(
         golden: Some(gate),
         also,
         text,
-        undecided: undecided.then_some(learned),
+        undecided: undecided.then_some(better),
     };
     Ok((
         match failed {

@@ -28,8 +28,15 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::path::Path;
 
-/// Cosine below which a row is another row. Swapped rows, and those of a shuffled table, have about 0.
-const OTHER_ROW: f64 = 0.2;
+/// Cosine below which a row is another row, by the bits of a weight. Two rows of an embedding can have 0.6, rows of a shuffled
+/// table have about 0; what is compressed has less than 0.98 in 4 bits, 0.73 where it is for a text (docs/gates.md).
+fn other_row(bits: u8, is_for_text: bool) -> f64 {
+    match bits {
+        6.. => 0.8,
+        4.. if !is_for_text => 0.65,
+        _ => 0.2,
+    }
+}
 /// Length of a row over the median length below which its cosine does not count: a table that it shares with longer rows may
 /// leave nothing of it.
 const SHORT_ROW: f64 = 0.3;
@@ -78,6 +85,16 @@ impl std::fmt::Display for WrongWeight {
     }
 }
 
+/// What is known of a bundle whose weights are compared.
+#[derive(Clone, Copy)]
+struct WeightRules {
+    /// True if weights are compressed for a text.
+    is_for_text: bool,
+    /// True if scales are judged. Compression for a text makes weights smaller where their inputs change much, as those of a
+    /// model that has not learned from any text do.
+    judges_scale: bool,
+}
+
 /// Sums over the rows of a matrix.
 #[derive(Clone, Copy, Default)]
 struct RowSums {
@@ -90,17 +107,23 @@ struct RowSums {
 /// Comparison of a matrix with the checkpoint's.
 #[derive(Clone, Copy, Debug)]
 struct Likeness {
-    /// Lowest cosine of a row, the row, and the number of rows that are others.
+    /// Lowest cosine of a row, the row, the cosine below which a row is another one, and the number of such rows.
     min_cosine: f64,
     row: usize,
+    bound: f64,
     others: usize,
     share: f64,
     excess: f64,
 }
 
 impl Likeness {
-    /// Compares the rows of `q` with those that `read` gives, each of `cols` columns.
-    fn of(q: &[f32], cols: usize, read: &(dyn Fn(usize, &mut [f32]) -> Result<()> + Sync)) -> Result<Self> {
+    /// Compares the rows of `q` with those that `read` gives, each of `cols` columns; `bound` is the least cosine of a row.
+    fn of(
+        q: &[f32],
+        cols: usize,
+        bound: f64,
+        read: &(dyn Fn(usize, &mut [f32]) -> Result<()> + Sync),
+    ) -> Result<Self> {
         let sums = q.par_chunks_exact(cols.max(1)).enumerate().map_init(
             || vec![0f32; cols],
             |w, (row, q)| {
@@ -127,13 +150,14 @@ impl Likeness {
             if cosine.is_nan() || cosine < lowest.1 {
                 lowest = (row, cosine);
             }
-            others += usize::from(cosine.is_nan() || cosine < OTHER_ROW);
+            others += usize::from(cosine.is_nan() || cosine < bound);
         }
         let [ww, qw, qq] = [sum(|r| r.ww), sum(|r| r.qw), sum(|r| r.qq)];
         let ratio = |a: f64, b: f64| if a == b { 1.0 } else { a / b };
         Ok(Likeness {
             min_cosine: lowest.1,
             row: lowest.0,
+            bound,
             others,
             share: ratio(qw, ww),
             excess: ratio(qq, qw),
@@ -141,15 +165,15 @@ impl Likeness {
     }
 
     /// Says what is wrong; `None` where nothing is.
-    fn fault(&self, rows: usize) -> Option<String> {
+    fn fault(&self, rows: usize, judges_scale: bool) -> Option<String> {
         if self.others > 0 {
             return Some(format!(
-                "{} of {rows} rows are not the checkpoint's; the cosine of row {} is {:.3}, at least {OTHER_ROW} wanted",
-                self.others, self.row, self.min_cosine
+                "{} of {rows} rows are not the checkpoint's; the cosine of row {} is {:.3}, at least {:.3} wanted",
+                self.others, self.row, self.min_cosine, self.bound
             ));
         }
         // What is not a number is no scale.
-        if !(self.share <= SCALE && self.excess >= 1.0 / SCALE) {
+        if judges_scale && !(self.share <= SCALE && self.excess >= 1.0 / SCALE) {
             return Some(format!(
                 "the scale is not the checkpoint's: {:.3} to {:.3} times its own",
                 self.share.min(self.excess),
@@ -190,16 +214,17 @@ impl WeightGate {
         }
     }
 
-    fn note_matrix(&mut self, at: (&str, &str, &str), rows: usize, found: Likeness) {
+    fn note_matrix(&mut self, at: (&str, &str, &str), rows: usize, found: Likeness, rules: WeightRules) {
         self.min_row_cosine = self.min_row_cosine.min(found.min_cosine);
         self.max_share = self.max_share.max(found.share);
         self.min_excess = self.min_excess.min(found.excess);
-        self.note(at, found.fault(rows));
+        self.note(at, found.fault(rows, rules.judges_scale));
     }
 }
 
 /// Compares the weights of a bundle's packages, its embedding and the host's vectors with those of the checkpoint that
-/// `plan` was made for. `progress` is called after each shard.
+/// `plan` was made for; `learned` is false where the checkpoint is known to predict text no better than chance. `progress` is
+/// called after each shard.
 ///
 /// # Errors
 /// The checkpoint or a package cannot be read, or the work was interrupted.
@@ -208,15 +233,18 @@ pub fn gate(
     plan: &Plan,
     bundle: &Path,
     chain: &Chain,
+    learned: bool,
     progress: &mut dyn FnMut(),
 ) -> Result<WeightGate> {
+    let is_for_text = chain.calibration.is_some();
+    let rules = WeightRules { is_for_text, judges_scale: learned || !is_for_text };
     let mut gate = WeightGate::new();
     for shard in &plan.shards {
         build::check_interrupted()?;
-        shard_weights(&mut gate, &family.checked, shard, bundle)?;
+        shard_weights(&mut gate, &family.checked, shard, bundle, rules)?;
         progress();
     }
-    embedding(&mut gate, family, bundle, chain)?;
+    embedding(&mut gate, (family, plan), bundle, chain, rules)?;
     host_vectors(&mut gate, family, plan, bundle, chain)?;
     Ok(gate)
 }
@@ -226,6 +254,7 @@ fn shard_weights(
     checkpoint: &CheckedCheckpoint,
     shard: &PlannedShard,
     bundle: &Path,
+    rules: WeightRules,
 ) -> Result<()> {
     let package = CpuPackage::open(&bundle.join(shard.package_file()))?;
     for m in &shard.matrices {
@@ -238,7 +267,8 @@ fn shard_weights(
             }
         };
         let values = q.as_f32().unwrap_or_default();
-        gate.note_matrix(at, m.rows, Likeness::of(values, m.cols, &rows_of(checkpoint, m))?);
+        let bound = other_row(m.quant.kind.bits(), rules.is_for_text);
+        gate.note_matrix(at, m.rows, Likeness::of(values, m.cols, bound, &rows_of(checkpoint, m))?, rules);
     }
     for v in &shard.vectors {
         let what = match stored(&package, &v.name, &v.dims) {
@@ -266,7 +296,13 @@ fn rows_of<'a>(
 }
 
 /// Compares the embedding's rows with the checkpoint's, some at a time.
-fn embedding(gate: &mut WeightGate, family: &Family, bundle: &Path, chain: &Chain) -> Result<()> {
+fn embedding(
+    gate: &mut WeightGate,
+    (family, plan): (&Family, &Plan),
+    bundle: &Path,
+    chain: &Chain,
+    rules: WeightRules,
+) -> Result<()> {
     let (e, checkpoint) = (&chain.embedding, &family.checked);
     // An assistant takes the embedding of the model that it drafts for.
     if e.rows == 0 || chain.assistant.is_some() {
@@ -284,17 +320,18 @@ fn embedding(gate: &mut WeightGate, family: &Family, bundle: &Path, chain: &Chai
             out.iter_mut().for_each(|w| *w *= e.scale);
             Ok(())
         };
-        let d = Likeness::of(&q, e.cols, &read)?;
+        let d = Likeness::of(&q, e.cols, other_row(plan.embedding.kind.bits(), rules.is_for_text), &read)?;
         let d = Likeness { row: first + d.row, ..d };
         let is_worse = |w: Likeness| {
-            w.fault(e.rows).is_none() && (d.fault(e.rows).is_some() || d.min_cosine < w.min_cosine)
+            let fault = |l: Likeness| l.fault(e.rows, rules.judges_scale);
+            fault(w).is_none() && (fault(d).is_some() || d.min_cosine < w.min_cosine)
         };
         if worst.is_none_or(is_worse) {
             worst = Some(d);
         }
     }
     if let Some(worst) = worst {
-        gate.note_matrix((&e.file, "embedding", &tensor), e.rows, worst);
+        gate.note_matrix((&e.file, "embedding", &tensor), e.rows, worst, rules);
     }
     Ok(())
 }
@@ -360,7 +397,7 @@ mod tests {
             out.copy_from_slice(&w[row * 48..][..48]);
             Ok(())
         };
-        Likeness::of(q, 48, &read).unwrap().fault(w.len() / 48)
+        Likeness::of(q, 48, 0.2, &read).unwrap().fault(w.len() / 48, true)
     }
 
     #[test]
@@ -390,5 +427,26 @@ mod tests {
                 .starts_with("1 of 64 rows")
         );
         assert!(fault(&w, &[0.0; 64 * 48]).unwrap().starts_with("64 of 64 rows"));
+    }
+
+    #[test]
+    fn rows_that_are_alike_are_told_apart_where_bits_suffice() {
+        let (w, other) = (matrix(3), matrix(4));
+        // Rows with a cosine of 0.6, as those of an embedding.
+        let w: Vec<f32> =
+            w.iter().zip(&other[..48].repeat(64)).map(|(w, common)| w + 1.25 * common).collect();
+        let mut swapped = w.clone();
+        swapped[..96].rotate_left(48);
+        let faults = |bits: u8, is_for_text: bool| {
+            let read = |row: usize, out: &mut [f32]| {
+                out.copy_from_slice(&w[row * 48..][..48]);
+                Ok(())
+            };
+            let found = Likeness::of(&swapped, 48, other_row(bits, is_for_text), &read).unwrap();
+            assert!((0.4..0.65).contains(&found.min_cosine), "{}", found.min_cosine);
+            found.others
+        };
+        assert_eq!([faults(16, false), faults(6, true), faults(4, false)], [2; 3]);
+        assert_eq!([faults(4, true), faults(3, false)], [0; 2]);
     }
 }

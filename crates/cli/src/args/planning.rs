@@ -260,6 +260,9 @@ pub struct PlannedCheckpoint {
 /// Windows of tokens.
 type Windows = Vec<Vec<u32>>;
 
+/// Tokens of a text below which a plan warns.
+const FEW_TOKENS: usize = 2000;
+
 /// Text that weights are compressed for.
 #[derive(Clone, Debug)]
 pub struct Calibration {
@@ -274,10 +277,33 @@ pub struct Calibration {
 impl Calibration {
     /// Cuts the text into windows; none where it would take too long, or could gain nothing. Returns a fact for the plan
     /// where the user did not ask.
-    fn windows(&self, family: &Family, plan: &Plan) -> anyhow::Result<(Option<Windows>, Option<String>)> {
+    fn windows(
+        &self,
+        family: &Family,
+        plan: &Plan,
+        is_search: bool,
+    ) -> anyhow::Result<(Option<Windows>, Option<String>)> {
         let windows = text_feedback::windows(family, self.text.as_deref(), self.memory);
-        let Some(within) = self.within else { return Ok((Some(windows?), None)) };
         let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
+        let Some(within) = self.within else {
+            let windows = windows?;
+            if !is_search && !matrices.any(text_feedback::is_compressed) {
+                let fact = "--calibrate changes nothing: no weight has a kind that is chosen for a text";
+                return Ok((None, Some(fact.into())));
+            }
+            let whole = text_feedback::windows(family, self.text.as_deref(), u64::MAX)?.len();
+            let tokens: usize = windows.iter().map(|w| w.len() - 1).sum();
+            let fact = match windows.len() {
+                n if n < whole => {
+                    Some(format!("--calibration-memory lets {n} of the text's {whole} windows in"))
+                }
+                _ if tokens < FEW_TOKENS => Some(format!(
+                    "the text has {tokens} tokens; fewer than {FEW_TOKENS} choose weights badly"
+                )),
+                _ => None,
+            };
+            return Ok((Some(windows), fact));
+        };
         let gains = family.decoder.assistant.is_none()
             && text_feedback::fits_experts(family, plan)
             && matrices.any(|m| text_feedback::is_compressed(m) && m.quant.kind.bits() < 8);
@@ -373,7 +399,7 @@ pub fn plan_checkpoint(
         family = models::open(reading.open_extent(spec, extent)?)?;
     }
     let (calibration, fact) = match &options.calibration {
-        Some(asked) => asked.windows(&family, &plan)?,
+        Some(asked) => asked.windows(&family, &plan, is_search)?,
         None => (None, None),
     };
     if reading.is_rotated || calibration.is_some() {

@@ -27,6 +27,22 @@ pub struct TextGateArgs {
 }
 
 impl TextGateArgs {
+    /// Refuses text and bounds where no checkpoint is given to compare with.
+    pub fn expect_default(&self) -> anyhow::Result<()> {
+        let default = TextBounds::default();
+        let own = [
+            ("--gate-text", self.gate_text.is_some()),
+            ("--gate-kl", self.gate_kl != default.mean_kl),
+            ("--gate-p99-kl", self.gate_p99_kl != default.p99_kl),
+            ("--gate-top1", self.gate_top1 != default.top1_agreement),
+            ("--gate-perplexity", self.gate_perplexity != default.perplexity_ratio),
+        ];
+        match own.into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => anyhow::bail!("{option} compares with the checkpoint: give --checkpoint"),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the bounds.
     pub fn bounds(&self) -> anyhow::Result<TextBounds> {
         for (option, value) in [
@@ -37,6 +53,8 @@ impl TextGateArgs {
         ] {
             anyhow::ensure!(value >= 0.0, "{option} {value}: not a number from 0 on");
         }
+        let top1 = self.gate_top1;
+        anyhow::ensure!(top1 <= 1.0, "--gate-top1 {top1}: a share is at most 1");
         Ok(TextBounds {
             mean_kl: self.gate_kl,
             p99_kl: self.gate_p99_kl,

@@ -104,7 +104,9 @@ impl Command for Args {
                 let origin = self.source.open(&self.bundle, "--checkpoint")?;
                 let bar = ui.bar(origin.plan.shards.len() as u64, "weights");
                 let Origin { family, plan, .. } = &origin;
-                let weights = weight_gate::gate(family, plan, &self.bundle, &chain, &mut || bar.inc(1))?;
+                let better = goldens.first().and_then(|g| golden_gate::better_than_chance(&g.golden));
+                let learned = better.is_none_or(|nats| nats >= golden_gate::LEARNED);
+                let weights = weight_gate::gate(family, plan, &self.bundle, &chain, learned, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
                 let checkpoint = &family.checked.checkpoint;
                 let text =
@@ -119,7 +121,10 @@ impl Command for Args {
                 bar.finish_and_clear();
                 (Some(weights), Some(gate))
             }
-            None => (None, None),
+            None => {
+                self.text_gate.expect_default()?;
+                (None, None)
+            }
         };
         let first = goldens.first().map(|g| &g.golden);
         let probes = self.probes.zip(first);

@@ -47,7 +47,7 @@ impl Built {
 
     fn gate(&self) -> WeightGate {
         let chain = Chain::read(&self.bundle()).unwrap();
-        weight_gate::gate(&self.family, &self.plan, &self.bundle(), &chain, &mut || ()).unwrap()
+        weight_gate::gate(&self.family, &self.plan, &self.bundle(), &chain, true, &mut || ()).unwrap()
     }
 
     /// Changes the stored bytes of an operand of a weight, passes them to the gate, and puts them back.
