@@ -106,7 +106,8 @@ impl Command for Args {
                 let Origin { family, plan, .. } = &origin;
                 let better = goldens.first().and_then(|g| golden_gate::better_than_chance(&g.golden));
                 let learned = better.is_none_or(|nats| nats >= golden_gate::LEARNED);
-                let weights = weight_gate::gate(family, plan, &self.bundle, &chain, learned, &mut || bar.inc(1))?;
+                let weights =
+                    weight_gate::gate(family, plan, &self.bundle, &chain, learned, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
                 let checkpoint = &family.checked.checkpoint;
                 let text =

@@ -172,7 +172,7 @@ impl WeightCoder<'_> {
             }
         }
         // Tables and scales are fp16. Masks have such values.
-        if values.iter().fold(false, |any, v| any | !(v.abs() < FP16_ROUNDS_TO_INFINITY)) {
+        if !values.iter().fold(true, |all, v| all & (v.abs() < FP16_ROUNDS_TO_INFINITY)) {
             return Ok((Vec::new(), WeightReport::dense(value, values.len())));
         }
         let (shape, mut values) = weight.by_channels(values)?;
