@@ -28,7 +28,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::path::Path;
 
-/// Cosine below which a row is another row, by the bits of a weight. Two rows of an embedding can have 0.6, rows of a shuffled
+/// Returns the cosine below which a row is another row, by the bits of a weight. Two rows of an embedding can have 0.6, rows of a shuffled
 /// table have about 0; what is compressed has less than 0.98 in 4 bits, 0.73 where it is for a text (docs/gates.md).
 fn other_row(bits: u8, is_for_text: bool) -> f64 {
     match bits {
@@ -85,7 +85,7 @@ impl std::fmt::Display for WrongWeight {
     }
 }
 
-/// What is known of a bundle whose weights are compared.
+/// Rules for a bundle's weights.
 #[derive(Clone, Copy)]
 struct WeightRules {
     /// True if weights are compressed for a text.
