@@ -29,7 +29,7 @@ use serde::Serialize;
 use std::path::Path;
 
 /// Returns the cosine below which a row is another row, by the bits of a weight. Two rows of an embedding can have 0.6, rows of a shuffled
-/// table have about 0; what is compressed has less than 0.98 in 4 bits, 0.73 where it is for a text (docs/gates.md).
+/// table have about 0; compressed rows have at least 0.98 in 4 bits, 0.73 where they are for a text (docs/gates.md).
 fn other_row(bits: u8, is_for_text: bool) -> f64 {
     match bits {
         6.. => 0.8,
