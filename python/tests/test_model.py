@@ -274,6 +274,17 @@ def test_nan_stays_nan(precision):
         np.testing.assert_array_equal(found[name], values, name)
 
 
+def test_pools_of_the_largest_numbers():
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 1, 4))], opset_version=ct.target.iOS17)
+    def program(x):
+        return mb.max_pool(x=x, kernel_sizes=[1, 4], strides=[1, 4], pad_type="valid", name="y")
+
+    large = np.finfo(np.float32).max
+    x = np.array([[[[large] * 4], [[-large] * 4]]], np.float32)
+    model = anemoe.Model(convert(program, compute_precision=ct.precision.FLOAT32), precision="fp32")
+    np.testing.assert_array_equal(model.predict({"x": x})["y"].ravel(), [large, -large])
+
+
 def test_python_runs_while_a_model_does(linear):
     """Several threads share a model; each gets its own results."""
     model = anemoe.Model(linear)

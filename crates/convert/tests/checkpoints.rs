@@ -287,7 +287,7 @@ fn the_text_model_beside_images_is_read_in_both_layouts() {
             assert_eq!(logits(&checkpoint, "lm_head.weight"), logits(&original, "lm_head.weight"));
         }
     }
-    for unknown in ["ministral3", "llama4_text", "gemma3n_text"] {
+    for unknown in ["ministral3", "llama4_text", "gemma3_text"] {
         let copy = Copy::of("fixtures/tiny-mistral").config(|config| {
             wrap(config);
             config["text_config"]["model_type"] = unknown.into();
@@ -297,7 +297,7 @@ fn the_text_model_beside_images_is_read_in_both_layouts() {
     // transformers saves keys that it has read otherwise: the head that lies in the file decides.
     let copy = Copy::of("fixtures/tiny-mistral").config(|config| {
         wrap(config);
-        config["text_config"].as_object_mut().unwrap().remove("model_type");
+        config["text_config"]["model_type"] = Value::Null;
         config["text_config"]["tie_word_embeddings"] = false.into();
         config["tie_word_embeddings"] = true.into();
     });

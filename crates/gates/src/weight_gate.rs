@@ -430,6 +430,18 @@ mod tests {
     }
 
     #[test]
+    fn a_scale_is_not_judged_where_nothing_was_learned() {
+        let w = matrix(5);
+        let q: Vec<f32> = w.iter().map(|v| 0.8 * v).collect();
+        let read = |row: usize, out: &mut [f32]| {
+            out.copy_from_slice(&w[row * 48..][..48]);
+            Ok(())
+        };
+        let found = Likeness::of(&q, 48, 0.2, &read).unwrap();
+        assert!(found.fault(64, true).is_some() && found.fault(64, false).is_none());
+    }
+
+    #[test]
     fn rows_that_are_alike_are_told_apart_where_bits_suffice() {
         let (w, other) = (matrix(3), matrix(4));
         // Rows with a cosine of 0.6, as those of an embedding.

@@ -197,8 +197,11 @@ map_fn! {
 }
 
 map_fn! {
-    /// Computes `x = min(max(x, low), high)`; as the second operand of max and min NaN stays NaN, as in Apple's kernels.
-    pub fn clamp(x, low: f32, high: f32) = clamp_on, |v: L| L::splat(high).min(L::splat(low).max(v))
+    /// Computes `x = min(max(x, low), high)`; as the second operand of max and min NaN stays NaN, as in Apple's kernels. A `low` of 0
+    /// makes -0 to 0; adding -0 changes nothing.
+    pub fn clamp(x, low: f32, high: f32) = clamp_on, |v: L| {
+        L::splat(high).min(L::splat(low).max(v)).add(L::splat(if low == 0.0 { 0.0 } else { -0.0 }))
+    }
 }
 
 map_fn! {
@@ -383,9 +386,14 @@ mod tests {
         y.clone_from(&x);
         clamp(&mut y, 0.0, 6.0);
         assert!(y.iter().zip(&x).all(|(y, v)| *y == v.clamp(0.0, 6.0)));
-        let mut lost = [f32::NAN; 3];
+        let mut lost = [f32::NAN; 19];
         clamp(&mut lost, 0.0, 6.0);
         assert!(lost.iter().all(|y| y.is_nan()));
+        let mut zeros = [-0.0; 19];
+        clamp(&mut zeros, -1.0, 6.0);
+        assert!(zeros.iter().all(|y| *y == 0.0 && y.is_sign_negative()));
+        clamp(&mut zeros, 0.0, 6.0);
+        assert!(zeros.iter().all(|y| *y == 0.0 && y.is_sign_positive()));
         y.clone_from(&x);
         leaky_relu(&mut y, 0.1);
         assert!(y.iter().zip(&x).all(|(y, v)| *y == if *v < 0.0 { 0.1 * v } else { *v }));

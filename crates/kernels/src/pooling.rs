@@ -46,10 +46,13 @@ pub fn pool_windows(pool: &Pool, p: &Pooling<'_>, y: &mut [f32]) {
     });
 }
 
-/// Returns the larger numbers; NaN where one is. Neither comparison holds for equal numbers and for NaN.
+/// Returns the larger numbers; NaN where one is. Neither comparison holds for equal numbers, whose sum of halves is a number or
+/// theirs, and for NaN.
 #[inline(always)]
 fn larger<L: F32x16>(a: L, b: L) -> L {
-    a.if_below(b, b, b.if_below(a, a, a.add(b).mul(L::splat(0.5))))
+    let half = L::splat(0.5);
+    let sum = a.mul(half).add(b.mul(half));
+    a.if_below(b, b, b.if_below(a, a, sum.if_below(L::splat(f32::INFINITY), a, sum)))
 }
 
 simd_fn! { fn pool_tokens(p: &Pooling<'_>, first: usize, y: &mut [f32]) = pool_tokens_on }

@@ -275,8 +275,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Cuts the text into windows; none where it would take too long, or could gain nothing. Returns a fact for the plan
-    /// where the user did not ask.
+    /// Cuts the text into windows; none where it would take too long, or could gain nothing. Returns a fact for the plan.
     fn windows(
         &self,
         family: &Family,

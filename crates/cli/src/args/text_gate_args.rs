@@ -27,6 +27,11 @@ pub struct TextGateArgs {
 }
 
 impl TextGateArgs {
+    /// Tells whether the text is the user's.
+    pub fn has_text(&self) -> bool {
+        self.gate_text.is_some()
+    }
+
     /// Refuses text and bounds where no checkpoint is given to compare with.
     pub fn expect_default(&self) -> anyhow::Result<()> {
         let default = TextBounds::default();

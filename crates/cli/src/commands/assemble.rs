@@ -83,11 +83,14 @@ impl Command for Args {
         let assembly = anemoe_convert::build::assemble(&self.bundle)?;
         let reference = match given {
             Some(golden) => {
-                let origin = origin(&assembly, &self.text_gate).ok();
+                let origin = match origin(&assembly, &self.text_gate) {
+                    Err(e) if self.text_gate.has_text() => return Err(e),
+                    origin => origin.ok(),
+                };
                 Some(GateReference { golden, also, given: true, origin })
             }
             None if self.skip_gates || assembly.part_gates().1 => None,
-            None => own_reference(&assembly, &self.text_gate, ui),
+            None => own_reference(&assembly, &self.text_gate, ui)?,
         };
         let options = residency::CheckOptions::default();
         let gated =
@@ -115,7 +118,10 @@ fn origin(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Family, G
 
 /// Runs the checkpoint that the parts were built from. Returns none, with a warning, if the checkpoint is not in its place
 /// any more: the bundle is completed all the same.
-fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> Option<GateReference> {
+///
+/// # Errors
+/// There is a text of the user's, and no gate for it.
+fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> anyhow::Result<Option<GateReference>> {
     let run = || {
         let (family, text) = origin(assembly, args)?;
         let checkpoint = &family.checked.checkpoint;
@@ -124,14 +130,15 @@ fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> Option<Ga
     };
     match run() {
         Ok((golden, origin)) => {
-            Some(GateReference { golden, also: Vec::new(), given: false, origin: Some(origin) })
+            Ok(Some(GateReference { golden, also: Vec::new(), given: false, origin: Some(origin) }))
         }
+        Err(e) if args.has_text() => Err(e),
         Err(e) => {
             ui::message(format!(
                 "warning: no gates of the whole: {}; give --golden, or see anemoe validate",
                 sentence(&e)
             ));
-            None
+            Ok(None)
         }
     }
 }

@@ -236,7 +236,7 @@ impl Command for Args {
                 }
             }
         }
-        if let Some(windows) = windows.as_ref().filter(|_| !build.is_built()) {
+        if let Some(windows) = &windows {
             let bar = ui.bar(0, "calibrating");
             let mut show = |done: usize, total: usize| ui::advance(&bar, done, total, "layers");
             if let Err(e) = text_feedback::compress(family, &plan, windows, build.folder(), &mut show) {

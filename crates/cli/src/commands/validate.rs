@@ -82,6 +82,9 @@ impl Command for Args {
             "--min-cosine {} is not a cosine: between -1 and 1",
             self.min_cosine
         );
+        if self.source.checkpoint.is_none() {
+            self.text_gate.expect_default()?;
+        }
         expect_bundle(&self.bundle)?;
         let goldens = read_goldens(&self.golden)?;
         let chain = self.verify.open(&self.bundle, ui)?;
@@ -104,8 +107,8 @@ impl Command for Args {
                 let origin = self.source.open(&self.bundle, "--checkpoint")?;
                 let bar = ui.bar(origin.plan.shards.len() as u64, "weights");
                 let Origin { family, plan, .. } = &origin;
-                let better = goldens.first().and_then(|g| golden_gate::better_than_chance(&g.golden));
-                let learned = better.is_none_or(|nats| nats >= golden_gate::LEARNED);
+                let better = |g: &NamedGolden| golden_gate::better_than_chance(&g.golden).unwrap_or(0.0);
+                let learned = goldens.first().is_none_or(|g| better(g) >= golden_gate::LEARNED);
                 let weights =
                     weight_gate::gate(family, plan, &self.bundle, &chain, learned, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
@@ -122,10 +125,7 @@ impl Command for Args {
                 bar.finish_and_clear();
                 (Some(weights), Some(gate))
             }
-            None => {
-                self.text_gate.expect_default()?;
-                (None, None)
-            }
+            None => (None, None),
         };
         let first = goldens.first().map(|g| &g.golden);
         let probes = self.probes.zip(first);

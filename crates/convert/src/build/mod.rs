@@ -192,11 +192,6 @@ impl<'a> Build<'a> {
         missing + self.plan.totals.embedding_bytes + files.iter().map(|(_, f)| f.bytes()).sum::<u64>()
     }
 
-    /// Tells whether an earlier run has built every shard of this process.
-    pub fn is_built(&self) -> bool {
-        self.own_shards().iter().all(|&i| self.site.record(&self.plan.shards[i]).is_some())
-    }
-
     /// Writes the files beside the shards, unless an earlier run has. Of several parts, the one with index 0 writes
     /// them.
     ///

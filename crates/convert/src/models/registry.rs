@@ -15,6 +15,8 @@ use std::path::Path;
 pub struct KnownFamily {
     /// Values of `model_type`.
     types: &'static [&'static str],
+    /// Further values of `text_config.model_type`.
+    inner: &'static [&'static str],
     /// Reads the description from the configuration of the text model, and from the whole configuration.
     parse: fn(Keys<'_>, Keys<'_>, Variants) -> Result<Decoder>,
     /// Returns the values of keys that a configuration of a type may lack, as transformers 5.24 has them: it writes no key
@@ -28,6 +30,7 @@ pub struct KnownFamily {
 /// An entry whose checkpoints have the tensors of its description.
 const PLAIN: KnownFamily = KnownFamily {
     types: &[],
+    inner: &[],
     parse: |k, _, _| llama::parse(k),
     defaults: |_| json!({}),
     origin: |_, _, _| None,
@@ -42,7 +45,12 @@ const FAMILIES: &[KnownFamily] = &[
         origin: qwen_moe::origin,
         ..PLAIN
     },
-    KnownFamily { types: &["gemma4_assistant"], parse: |k, all, _| gemma4::parse_assistant(k, all), ..PLAIN },
+    KnownFamily {
+        types: &["gemma4_assistant"],
+        inner: &["gemma4_text"],
+        parse: |k, all, _| gemma4::parse_assistant(k, all),
+        ..PLAIN
+    },
     KnownFamily {
         types: &["zaya"],
         parse: |k, _, variants| zaya::parse(k, variants.zaya_skip.unwrap_or_default()),
@@ -109,25 +117,22 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
     let known = known_family(config, path)?;
     let mut keys = Keys::of_text(config, path)?.map.clone();
     if config.get("text_config").is_some() {
-        let is_unknown = |own: &&str| FAMILIES.iter().all(|family| !family.types.contains(own));
-        if let Some(own) = keys.get("model_type").and_then(Value::as_str).filter(is_unknown) {
-            let known = known_types();
-            let what = format!(
-                "configuration: `text_config.model_type` is {}; known are {known}",
-                own.escape_debug()
-            );
+        let all = [known.types, known.inner].concat();
+        if let Some(own) = keys.get("model_type").and_then(Value::as_str).filter(|own| !all.contains(own)) {
+            let (own, known) = (own.escape_debug(), all.join(", "));
+            let what = format!("configuration: `text_config.model_type` is {own}; known are {known}");
             return Err(Error::unsupported(path, what));
         }
+        let is_missing = |value: Option<&Value>| value.is_none_or(Value::is_null);
         // transformers' text model of mistral3.
-        if config["model_type"] == "mistral3" {
-            keys.entry("model_type").or_insert_with(|| json!("mistral"));
+        if config["model_type"] == "mistral3" && is_missing(keys.get("model_type")) {
+            keys.insert("model_type".into(), json!("mistral"));
         }
         // Where the two differ, a head of the checkpoint decides (`own_head`).
-        if let Some(tied) = config.get("tie_word_embeddings") {
-            let own = keys.entry("tie_word_embeddings").or_insert_with(|| tied.clone());
-            if own != tied {
-                *own = json!(true);
-            }
+        if let Some(tied) = config.get("tie_word_embeddings").filter(|tied| !tied.is_null()) {
+            let own = keys.get("tie_word_embeddings");
+            let differ = !is_missing(own) && own != Some(tied);
+            keys.insert("tie_word_embeddings".into(), if differ { json!(true) } else { tied.clone() });
         }
     }
     let own_type = keys.get("model_type").or(config.get("model_type")).and_then(Value::as_str);

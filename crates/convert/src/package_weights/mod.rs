@@ -132,8 +132,9 @@ pub fn floats(package: &Package, value: &Value) -> Result<Vec<f32>> {
     let bytes = package.tensor_bytes(value)?;
     match value.ty.tensor().map(|t| t.dtype) {
         Some(DataType::Float16) => {
-            let mut values = vec![0f32; bytes.len() / 2];
-            anemoe_kernels::f16_to_f32(&bytes, &mut values);
+            let halves = bytes.as_chunks::<2>().0;
+            let mut values = vec![0f32; halves.len()];
+            anemoe_kernels::f16_to_f32(halves.as_flattened(), &mut values);
             Ok(values)
         }
         Some(DataType::Float32) => Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),

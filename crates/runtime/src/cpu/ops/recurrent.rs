@@ -7,6 +7,7 @@
 //! A `reverse` op reads the steps from the last to the first, and its results lie in that order; the backward half of a
 //! bidirectional `lstm` lies at the steps that it read (coremltools' op tests).
 
+use super::elementwise_binary::larger;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
 use crate::tensor::Tensor;
@@ -25,7 +26,7 @@ fn activation(c: &OpContext<'_>, name: &str, default: &'static str) -> OpResult<
         "hard_sigmoid" | "sigmoid_hard" => {
             |v| v.iter_mut().for_each(|v| *v = (0.2 * *v + 0.5).clamp(0.0, 1.0))
         }
-        "relu" => |v| v.iter_mut().for_each(|v| *v = v.max(0.0)),
+        "relu" => |v| v.iter_mut().for_each(|v| *v = larger(*v, 0.0)),
         "linear" => |_| (),
         other => return invalid(format!("parameter `{name}`: no activation `{other}`")),
     })
