@@ -12,7 +12,7 @@ use anemoe_text::tokenizer::Tokenizer;
 /// Most parameters of a model that is searched by default, with a sensitivity of every tensor.
 pub const MAX_WHOLE: u64 = 64_000_000;
 /// Fewest tokens of a user's text that decide: the mean of fewer says little.
-const LEAST_JUDGED: usize = 2000;
+pub const LEAST_JUDGED: usize = 2000;
 /// Built-in text that models run on if the user gives none.
 const TEXT: &str = include_str!("gate_text.txt");
 /// Most tokens of a text that a search for kinds runs the model on.

@@ -17,7 +17,7 @@ use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{MatrixPlan, PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
-use anemoe_gates::checkpoint_text::{MAX_WHOLE, search_windows};
+use anemoe_gates::checkpoint_text::{LEAST_JUDGED, MAX_WHOLE, search_windows};
 use anemoe_gates::golden_gate::COSINE_BOUND;
 use anemoe_gates::text_feedback::{self, Candidates};
 use anemoe_io::{Error, Kind};
@@ -260,9 +260,6 @@ pub struct PlannedCheckpoint {
 /// Windows of tokens.
 type Windows = Vec<Vec<u32>>;
 
-/// Tokens of a text below which a plan warns.
-const FEW_TOKENS: usize = 2000;
-
 /// Text that weights are compressed for.
 #[derive(Clone, Debug)]
 pub struct Calibration {
@@ -296,8 +293,8 @@ impl Calibration {
                 n if n < whole => {
                     Some(format!("--calibration-memory lets {n} of the text's {whole} windows in"))
                 }
-                _ if tokens < FEW_TOKENS => Some(format!(
-                    "the text has {tokens} tokens; fewer than {FEW_TOKENS} choose weights badly"
+                _ if tokens < LEAST_JUDGED => Some(format!(
+                    "the text has {tokens} tokens; fewer than {LEAST_JUDGED} choose weights badly"
                 )),
                 _ => None,
             };

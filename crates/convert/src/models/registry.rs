@@ -153,11 +153,6 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
     Ok(Decoder { is_rotated: variants.is_rotated, ..decoder })
 }
 
-/// Lists all values of `model_type`.
-fn known_types() -> String {
-    FAMILIES.iter().flat_map(|family| family.types).copied().collect::<Vec<_>>().join(", ")
-}
-
 /// Returns the family that a configuration names.
 ///
 /// # Errors
@@ -169,8 +164,9 @@ pub fn known_family(config: &Value, path: &Path) -> Result<&'static KnownFamily>
         Error::invalid(path, format!("configuration: `model_type` is {own}, expected a name"))
     })?;
     FAMILIES.iter().find(|family| family.types.contains(&own)).ok_or_else(|| {
+        let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).copied().collect();
         let what =
-            format!("configuration: `model_type` is {}; known are {}", own.escape_debug(), known_types());
+            format!("configuration: `model_type` is {}; known are {}", own.escape_debug(), known.join(", "));
         Error::unsupported(path, what)
     })
 }

@@ -6,7 +6,7 @@ use super::weight_job::{CodeForm, GivenTables, WeightReport, element_bytes};
 use crate::lower::{element_type, store_elements};
 use crate::one_tensor::{CompressedTensor, TensorJob, WeightOp};
 use crate::quant::{Granularity, Groups, Quant};
-use crate::quantize::{Metrics, SecondMoments, fit_vectors};
+use crate::quantize::{Metrics, ROUNDS_TO_INFINITY, SecondMoments, fit_vectors};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits};
 use anemoe_mlpackage::blob::{BlobWriter, pack_sub_byte};
@@ -21,9 +21,6 @@ use std::collections::BTreeMap;
 /// Operations that stand for a weight, without results, and its report. None for a weight that stays; of two, the second
 /// scales the first one's result and lacks it as `data`.
 pub(super) type Coded = (Vec<Operation>, WeightReport);
-
-/// Least magnitude that fp16 rounds to infinity: halfway between its largest number and 2^16.
-const FP16_ROUNDS_TO_INFINITY: f32 = 65520.0;
 
 /// Writer of weights for functions of an opset.
 pub(super) struct WeightCoder<'a> {
@@ -172,7 +169,7 @@ impl WeightCoder<'_> {
             }
         }
         // Tables and scales are fp16. Masks have such values.
-        if !values.iter().fold(true, |all, v| all & (v.abs() < FP16_ROUNDS_TO_INFINITY)) {
+        if !values.iter().fold(true, |all, v| all & (v.abs() < ROUNDS_TO_INFINITY)) {
             return Ok((Vec::new(), WeightReport::dense(value, values.len())));
         }
         let (shape, mut values) = weight.by_channels(values)?;

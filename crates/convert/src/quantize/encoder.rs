@@ -17,6 +17,9 @@ use half::f16;
 use rayon::prelude::*;
 use std::sync::Mutex;
 
+/// Least magnitude that fp16 rounds to infinity: halfway between its largest number, 65504, and the step after it.
+pub const ROUNDS_TO_INFINITY: f32 = 65520.0;
+
 /// Weights that one thread works on at a time.
 const UNIT_WEIGHTS: usize = 1 << 16;
 /// Weights between two writes.
@@ -195,11 +198,9 @@ impl Encoder<'_> {
         let n = rows * self.cols;
         worker.values.resize(n, 0.0);
         read(first, &mut worker.values)?;
-        // 65520 is halfway between the largest fp16, 65504, and the step after it: from there on values round to
-        // infinity.
         let (low, high) = find_extremes(Isa::best(), &worker.values);
-        if high.max(-low) >= 65520.0 {
-            let large = worker.values.iter().find(|v| v.abs() >= 65520.0);
+        if high.max(-low) >= ROUNDS_TO_INFINITY {
+            let large = worker.values.iter().find(|v| v.abs() >= ROUNDS_TO_INFINITY);
             return Err(OutsideFp16::TooLarge(large.copied().unwrap_or(high)).into());
         }
         match self.quant.kind {

@@ -15,7 +15,7 @@ mod testing;
 mod vector_table;
 
 pub use dense::product;
-pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
+pub use encoder::{Encoder, OutsideFp16, ROUNDS_TO_INFINITY, ReadRows, TablesAndScales};
 pub use feedback::{CompressedMatrix, InputSums, SecondMoments};
 pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
