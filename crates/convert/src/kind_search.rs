@@ -15,6 +15,7 @@ use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Metrics, q4_0};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits, TensorChoice};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Kinds that are tried. `int4-block` is left out: scales per block along the inputs gave wrong results on the ANE
@@ -35,7 +36,7 @@ pub const KINDS: [Quant; 8] = [
 const SAMPLE: u64 = 1 << 19;
 
 /// Matrices that get one kind: those of a tensor, or of some experts of a stacked tensor.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Checkpoint tensor without its prefix.
     pub tensor: String,
@@ -84,7 +85,7 @@ impl Group {
 }
 
 /// Tokens that chose each expert, by layer: `chosen[layer][expert]` of `tokens`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExpertUse {
     /// Number of tokens that chose each expert, `[layers, experts]`.
     pub chosen: Vec<Vec<u64>>,
@@ -162,7 +163,7 @@ fn bytes(matrices: &[MatrixPlan], kind: Quant, groups: Groups) -> u64 {
 }
 
 /// Kind that a tensor may get, with its bytes and its error.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The kind.
     pub kind: Quant,

@@ -166,6 +166,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
         family: &family,
         importance: None,
         candidates: None,
+        record: None,
         windows: &calibration[..calibration.len().min(6)],
         text: "the calibration text".into(),
     };

@@ -3,8 +3,10 @@
 use crate::checkpoint_text::MAX_WHOLE;
 use crate::many_runs::{Distance, ManyRuns, ReplacedSet, ReplacedTensor};
 use crate::reference::HEAD;
-use crate::text_feedback::Candidates;
+use crate::search_record::SearchRecord;
+use crate::text_feedback::{Candidates, windows_sha256};
 use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
+use anemoe_convert::build;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::{self, Choice, Group, KINDS, Kinds, Objective};
@@ -12,6 +14,8 @@ use anemoe_convert::models::{BY_NORM, Family};
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -89,10 +93,38 @@ pub struct KindSearch<'a> {
     pub importance: Option<&'a Importance>,
     /// Matrices that were compressed for a text; without them, candidates are compressed without one.
     pub candidates: Option<&'a Candidates>,
+    /// Record of what was measured; without it, everything is measured.
+    pub record: Option<&'a SearchRecord>,
     /// Windows of token ids that are run.
     pub windows: &'a [Vec<u32>],
     /// Name of the windows' source, for people.
     pub text: String,
+}
+
+impl KindSearch<'_> {
+    /// Returns the answer to a question, from the record where it was measured before.
+    fn once<T: Serialize + DeserializeOwned>(
+        &self,
+        question: &impl Serialize,
+        measure: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        match self.record {
+            Some(record) => record.once(question, measure),
+            None => measure(),
+        }
+    }
+
+    /// Hashes all that decides what a search over `plan` measures; `calibration` are all windows that weights are
+    /// compressed for, where they are for any.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub fn identity(&self, plan: &Plan, calibration: Option<&[Vec<u32>]>) -> Result<String> {
+        let plan = build::plan_sha256(self.family, plan, self.importance)?;
+        let windows = [Some(self.windows), calibration].map(|w| w.map(windows_sha256));
+        let inputs = serde_json::json!([env!("CARGO_PKG_VERSION"), plan, windows]);
+        Ok(anemoe_bundle::sha256(inputs.to_string().as_bytes()))
+    }
 }
 
 /// Model that is run with compressed weights, for many choices of kinds at once.
@@ -163,9 +195,15 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         let (tensors, tick) = (self.tensors, self.tick);
         let (checkpoint, windows) = (self.search.checkpoint, self.search.windows);
         let model = ManyRuns { checkpoint, tensors, windows };
-        let run =
-            model.distances(runs, &mut |group, candidate| self.values(group, candidate), &mut || tick());
-        Ok(run?.0)
+        let changed = |run: &ReplacedSet| -> Vec<(usize, usize)> {
+            run.iter().enumerate().filter_map(|(g, candidate)| Some((g, (*candidate)?))).collect()
+        };
+        let question = ("distances", tensors, runs.iter().map(changed).collect::<Vec<_>>());
+        let search = self.search;
+        search.once(&question, || {
+            let values = &mut |group, candidate| self.values(group, candidate);
+            Ok(model.distances(runs, values, &mut || tick())?.0)
+        })
     }
 
     /// Runs the model once for each of `choices`, and measures the distances.
@@ -209,10 +247,10 @@ pub fn choose_each(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
     let is_large = plan.totals.params > MAX_WHOLE;
-    let mut groups =
-        kind_search::measure(search.family, plan, search.importance, is_large, &mut |done, total| {
-            progress("tensors", done, total);
-        })?;
+    let mut show = |done, total| progress("tensors", done, total);
+    let mut groups = search.once(&"errors of kinds", || {
+        kind_search::measure(search.family, plan, search.importance, is_large, &mut show)
+    })?;
     for goal in goals {
         if let (SearchBound::MaxBytes(limit), Objective::Size) = (goal.bound, goal.objective) {
             kind_search::within(&groups, limit, Objective::Size)?;
@@ -236,7 +274,7 @@ pub fn choose_each(
     };
     let own = ManyRuns { checkpoint: search.checkpoint, tensors: &[], windows: search.windows };
     let no_values = &mut |_, _| Err(Error::usage("a run without replaced tensors asked for one"));
-    let (_, used) = own.distances(&[], no_values, &mut || tick())?;
+    let used = search.once(&"use of experts", || Ok(own.distances(&[], no_values, &mut || tick())?.1))?;
     // For speed, what an expert loses and what it costs grow alike with its use.
     if goals.iter().any(|g| g.objective == Objective::Size) {
         groups = kind_search::divide_by_use(plan, groups, &used);

@@ -32,6 +32,9 @@ pub struct BundleReport {
     pub embedding_bytes: u64,
     /// Number of weights.
     pub weights: u64,
+    /// Text or importances that weights were compressed for, and the goal of a search for kinds, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compressed_for: Option<String>,
     /// Packages.
     pub shards: Vec<ShardRow>,
     /// Errors of compression.
@@ -215,6 +218,7 @@ pub fn bundle_report(
         bytes: shards.iter().map(|s| s.bytes).sum(),
         embedding_bytes: bundle.join(&chain.embedding.file).metadata().map_or(0, |m| m.len()),
         weights: chain.shards.iter().map(|s| s.weights).sum(),
+        compressed_for: chain.compressed_for(),
         errors: errors(&shards),
         cosines: events.iter().rev().find_map(cosines),
         qualities,

@@ -25,6 +25,7 @@ pub mod program_facts;
 pub mod quality_front;
 pub mod reference;
 pub mod residency;
+pub mod search_record;
 pub mod text_feedback;
 pub mod text_gate;
 pub mod trace;

@@ -17,6 +17,7 @@ use anemoe_convert::build::check_interrupted;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::kind_search::ExpertUse;
 use anemoe_convert::models::{self, Decoder};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ const TOKENS: usize = 4096;
 const LOGITS: usize = 512 << 20;
 
 /// Distance of logits from the uncompressed model's.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distance {
     /// Mean cosine of the logits.
     pub mean: f64,
@@ -37,7 +38,7 @@ pub struct Distance {
 }
 
 /// Tensor that runs may replace.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplacedTensor {
     /// Layer that reads it; none for the head.
     pub layer: Option<usize>,

@@ -11,6 +11,7 @@
 use crate::checkpoint_text;
 use crate::perplexity;
 use crate::reference::{Compressor, DecoderForward, InputPairs, Probe, Rows};
+use crate::search_record::SearchRecord;
 use crate::{Error, Result};
 use anemoe_bundle::IndexBits;
 use anemoe_convert::build::{check_interrupted, check_scratch};
@@ -217,25 +218,26 @@ const RUN_WINDOWS: usize = 16;
 /// Matrices by tensor and part of the model.
 type MatricesOfTensors = BTreeMap<(String, String), Vec<MatrixPlan>>;
 
-/// Matrices that were compressed for a text in several kinds, each kind in a stack of its own.
+/// Matrices that were compressed for a text in several kinds, each kind in a folder of its own.
 pub struct Candidates {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
     plans: Vec<(Quant, MatricesOfTensors)>,
 }
 
 impl Candidates {
-    /// Compresses a model for some of the windows in each kind. The user's kinds of parts stay. `progress` takes layers
-    /// that are done, of how many.
+    /// Compresses a model for some of the windows in each kind, in the search's folder. The user's kinds of parts stay.
+    /// `progress` takes layers that are done, of how many.
     ///
     /// # Errors
-    /// Fails like [`compress`], or there is no room for temporary files.
+    /// Fails like [`compress`], or there is no room for the files.
     pub fn new(
         family: &Family,
         options: &PlanOptions,
         windows: &[Vec<u32>],
+        record: &SearchRecord,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Candidates> {
-        let folder = tempfile::tempdir().map_err(|e| Error::io(std::env::temp_dir(), e))?;
+        let folder = record.folder();
         let some: Vec<Vec<u32>> = windows.iter().step_by(SEARCH_STEP).cloned().collect();
         // A search tries attention in every kind too, where a build without one takes the family's.
         let planned = SEARCHED.map(|quant| {
@@ -243,15 +245,17 @@ impl Candidates {
             family.plan(&PlanOptions { quant, parts, ..options.clone() })
         });
         let planned = planned.into_iter().collect::<Result<Vec<Plan>>>()?;
-        let matrices = planned.iter().flat_map(|plan| &plan.shards).flat_map(|s| &s.matrices);
-        check_scratch(folder.path(), matrices.map(MatrixPlan::bytes).sum())?;
+        let question = |quant: Quant| ("compressed", quant.to_string());
+        let missing =
+            SEARCHED.iter().zip(&planned).filter(|(q, _)| record.known::<()>(&question(**q)).is_none());
+        let matrices = missing.flat_map(|(_, plan)| &plan.shards).flat_map(|s| &s.matrices);
+        check_scratch(&folder, matrices.map(MatrixPlan::bytes).sum())?;
         let mut plans = Vec::new();
         for (i, (quant, plan)) in SEARCHED.into_iter().zip(planned).enumerate() {
-            let own = folder.path().join(quant.to_string());
-            std::fs::create_dir(&own).map_err(|e| Error::io(&own, e))?;
-            compress(family, &plan, &some, &own, &mut |done, of| {
-                progress(i * of + done, SEARCHED.len() * of)
-            })?;
+            let own = folder.join(quant.to_string());
+            std::fs::create_dir_all(&own).map_err(|e| Error::io(&own, e))?;
+            let mut show = |done, of| progress(i * of + done, SEARCHED.len() * of);
+            record.once(&question(quant), || compress(family, &plan, &some, &own, &mut show))?;
             plans.push((quant, kind_search::matrices(&plan)));
         }
         Ok(Candidates { folder, plans })
@@ -264,7 +268,7 @@ impl Candidates {
     /// A temporary file cannot be read.
     pub fn values(&self, group: &Group, kind: Quant) -> Result<Option<Vec<f32>>> {
         let Some((_, plan)) = self.plans.iter().find(|(quant, _)| *quant == kind) else { return Ok(None) };
-        let store = CompressedMatrices::new(&self.folder.path().join(kind.to_string()));
+        let store = CompressedMatrices::new(&self.folder.join(kind.to_string()));
         let matrices = plan.get(&(group.tensor.clone(), group.part.clone())).into_iter().flatten();
         let mut values = Vec::new();
         for m in matrices.filter(|m| group.matrices.iter().any(|own| own.offset == m.offset)) {
@@ -608,7 +612,11 @@ mod tests {
         // A build of ZAYA without a search keeps attention in int8.
         let family = fixture("tiny-zaya");
         let options = PlanOptions::default();
-        let candidates = Candidates::new(&family, &options, &tokens(), &mut |_, _| ()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let record = SearchRecord::open(dir.path(), "0").unwrap();
+        let candidates = Candidates::new(&family, &options, &tokens(), &record, &mut |_, _| ()).unwrap();
+        // Nothing is compressed a second time.
+        Candidates::new(&family, &options, &tokens(), &record, &mut |_, _| panic!("again")).unwrap();
         let parts = PartKinds { attention: Some(Quant::lut(IndexBits::Two)), ..PartKinds::default() };
         let quant = Quant::lut(IndexBits::Two);
         let plan = family.plan(&PlanOptions { quant, parts, ..options }).unwrap();

@@ -282,6 +282,17 @@ impl Chain {
         self.shards.iter().find(|s| s.name == name)
     }
 
+    /// Describes what the weights were compressed for, with the first digits of its SHA-256, and what a search chose kinds
+    /// for; none where they were compressed for nothing.
+    pub fn compressed_for(&self) -> Option<String> {
+        let named =
+            |what: &str, hash: &Option<String>| Some(format!("{what} {}", hash.as_deref()?.get(..12)?));
+        let inputs = named("text", &self.calibration).or_else(|| named("importances", &self.importance));
+        let goal = self.auto.as_ref().map(|auto| format!("kinds chosen for {}", auto.goal));
+        let all: Vec<String> = inputs.into_iter().chain(goal).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
     /// Tells whether attention uses values of earlier tokens besides keys and values.
     pub fn has_history(&self) -> bool {
         let carries = |input: &InputBinding| matches!(input, InputBinding::Host(HostInput::Carry(_)));

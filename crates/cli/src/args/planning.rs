@@ -19,6 +19,7 @@ use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
 use anemoe_gates::checkpoint_text::{LEAST_JUDGED, MAX_WHOLE, search_windows};
 use anemoe_gates::golden_gate::COSINE_BOUND;
+use anemoe_gates::search_record::SearchRecord;
 use anemoe_gates::text_feedback::{self, Candidates};
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
@@ -120,6 +121,9 @@ pub struct PlanArgs {
     /// Text that weights are compressed for.
     #[arg(skip)]
     pub calibration: Option<Calibration>,
+    /// Folder in which a search for kinds keeps what it measures.
+    #[arg(skip)]
+    pub search_in: Option<PathBuf>,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -255,6 +259,8 @@ pub struct PlannedCheckpoint {
     pub importance: Option<Importance>,
     /// Windows of tokens that weights are compressed for, where they are for any.
     pub calibration: Option<Windows>,
+    /// Record of the search for kinds, where there was one that keeps any.
+    pub search: Option<SearchRecord>,
 }
 
 /// Windows of tokens.
@@ -432,6 +438,7 @@ pub fn plan_checkpoint(
         plan.facts.insert(0, preset.to_string());
         plan.complete()?;
     }
+    let mut record = None;
     if let KindChoice::Search(goal) = choice {
         let checkpoint = reading.open(spec)?;
         let own = match &options.auto_text {
@@ -446,26 +453,49 @@ pub fn plan_checkpoint(
         if let Some(all) = calibration.as_ref().filter(|_| is_asked && !is_own) {
             (windows, text) = (text_feedback::search_windows(all), "other windows of the text".into());
         }
-        let candidates = match &calibration {
-            Some(all) if is_asked => {
-                let bar = ui.bar(1, "compressing for the text, in several kinds");
-                let mut show = |done: usize, total: usize| advance(&bar, done, total, "layers");
-                Some(Candidates::new(&family, &plan.options, all, &mut show)?)
-            }
-            _ => None,
-        };
-        let search = KindSearch {
+        let mut search = KindSearch {
             checkpoint: &checkpoint,
             family: &family,
             importance: importance.as_ref(),
-            candidates: candidates.as_ref(),
+            candidates: None,
+            record: None,
             windows: &windows,
             text,
         };
-        let bar = ui.bar(1, "choosing kinds");
-        choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
+        if let Some(parent) = &options.search_in {
+            let identity = search.identity(&plan, calibration.as_deref())?;
+            record = Some(SearchRecord::open(parent, &identity)?);
+        }
+        let (all, record) = (calibration.as_deref().filter(|_| is_asked), record.as_ref());
+        search.record = record;
+        if let Err(e) = search_kinds(search, &mut plan, goal, all, ui) {
+            record.inspect(|record| record.remove_after(&e));
+            return Err(e.into());
+        }
     }
-    Ok(PlannedCheckpoint { family, plan, importance, calibration })
+    Ok(PlannedCheckpoint { family, plan, importance, calibration, search: record })
+}
+
+/// Chooses kinds for a plan, from matrices that are compressed for `calibration` where there is one, and applies them.
+fn search_kinds(
+    search: KindSearch<'_>,
+    plan: &mut Plan,
+    goal: Goal,
+    calibration: Option<&[Vec<u32>]>,
+    ui: &Ui,
+) -> anemoe_io::Result<()> {
+    let candidates = match (calibration, search.record) {
+        (Some(all), Some(record)) => {
+            let bar = ui.bar(1, "compressing for the text, in several kinds");
+            let mut show = |done: usize, total: usize| advance(&bar, done, total, "layers");
+            Some(Candidates::new(search.family, &plan.options, all, record, &mut show)?)
+        }
+        _ => None,
+    };
+    let search = KindSearch { candidates: candidates.as_ref(), ..search };
+    let bar = ui.bar(1, "choosing kinds");
+    choose(&search, plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
+    Ok(())
 }
 
 /// Fact about a plan whose weights are rotated.

@@ -34,6 +34,7 @@ use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, COSINE_BOUND};
 use anemoe_gates::reference::Golden;
+use anemoe_gates::search_record::SearchRecord;
 use anemoe_gates::text_gate::{GateText, TextBounds};
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
@@ -99,7 +100,8 @@ pub struct Args {
     /// Seed of the probes.
     #[arg(long, value_name = "N", default_value_t = probe::SEED)]
     probe_seed: u64,
-    /// Folder for temporary files of the gates, the FP16 forms of shards [default: in the unfinished bundle].
+    /// Folder for temporary files: the FP16 forms of shards for the gates, and what a search for kinds has measured, where an
+    /// interrupted one goes on [default: in the unfinished bundle].
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
     /// Build only every N-th shard from the I-th on, beside other processes that build the others into the same folder (I from
@@ -142,9 +144,7 @@ impl Command for Args {
 
     fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
         // Before a search for kinds, which may take minutes.
-        if self.out.exists() && !self.out.is_dir() {
-            return Err(Error::usage(format!("{}: exists and is not a folder", self.out.display())).into());
-        }
+        build::check_free(&self.out)?;
         if let Some(scratch) = &self.scratch {
             anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
         }
@@ -162,8 +162,11 @@ impl Command for Args {
         let memory = self.calibration_memory.saturating_mul(1_000_000);
         let within = self.calibrate.is_none().then_some(MOST_SECONDS);
         let calibration = text.map(|text| Calibration { text, within, memory });
-        let options = PlanArgs { calibration, ..self.options.clone() };
-        let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
+        // Parts search at the same time, each for itself.
+        let search_in = self.shard.is_none().then(|| self.scratch.as_ref().unwrap_or(&self.out).clone());
+        let own = PlanArgs { search_in, ..self.options.clone() };
+        let options = PlanArgs { calibration, ..own.clone() };
+        let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows, search } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         if let Some(note) = check_side_files(&family.checked.checkpoint)? {
             ui.line(format!("note: {note}"))?;
@@ -173,7 +176,7 @@ impl Command for Args {
         let drafter = self
             .drafter
             .as_deref()
-            .map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui))
+            .map(|spec| plan_drafter(spec, &own, (family, &plan), ui))
             .transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let bytes = build::job_bytes(&family.decoder);
@@ -223,8 +226,8 @@ impl Command for Args {
         let build = Build::begin(family, &plan, importance.as_ref(), &self.out, part)?;
         recorder.begin(&self.out, facts::begun(&plan, part_name(part)));
         build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
-        if let Some(drafter) = drafter {
-            match self.build_drafter(&drafter, jobs, ui) {
+        if let Some(drafter) = &drafter {
+            match self.build_drafter(drafter, jobs, ui) {
                 Ok(gated) if gated.pass => {}
                 Ok(gated) => {
                     let (bundle, planned) = (self.out.join(DRAFTER_DIR), drafter.plan.shards.len());
@@ -279,6 +282,10 @@ impl Command for Args {
         let planned = plan.shards.len();
         let mut summary = BuildSummary { bundle: self.out, golden, planned, part, gated: report, push: None };
         summary.record(&recorder);
+        if summary.gated.pass {
+            let of_drafter = drafter.iter().filter_map(|drafter| drafter.search.as_ref());
+            search.iter().chain(of_drafter).for_each(SearchRecord::remove);
+        }
         if let Some(store) = store.filter(|_| summary.gated.pass) {
             let sent = push_built(&summary.bundle, &store, part)?;
             summary.push = Some(PushReport::new(&store, sent));

@@ -116,6 +116,9 @@ fn show_bundle(chain: &Chain, bytes: u64, out: &mut Vec<String>) {
     if let Some(drafter) = &chain.drafter {
         out.push(format!("{drafter} drafts for it"));
     }
+    if let Some(what) = chain.compressed_for() {
+        out.push(format!("compressed for: {what}"));
+    }
     for (what, how) in readings {
         out.push(format!("the checkpoint was read with {what} {how}"));
     }

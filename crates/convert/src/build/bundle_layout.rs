@@ -24,6 +24,8 @@ pub const VECTORS_FILE: &str = "vectors.npz";
 pub const SOURCE_FILE: &str = "source";
 /// Prefix of the records with the results of parts' gates.
 pub const GATES_PREFIX: &str = "gates.";
+/// Prefix of the folders in which searches for kinds keep what they measured, beside what is built.
+pub const SEARCH_PREFIX: &str = ".anemoe-search-";
 /// Record of the files beside the shards, in the folder of an unfinished build.
 pub const HOST_RECORD: &str = "host.json";
 

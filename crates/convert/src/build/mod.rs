@@ -9,6 +9,7 @@
 //!                          /gates.1of4     results of that part's gates
 //!                          /source         where the checkpoint is, for whoever completes the bundle
 //!                          /.anemoe-tmp-scratch-* FP16 forms of shards while a gate needs them
+//!            /.anemoe-search-*            what searches for kinds measured, until the bundle is complete
 //! ```
 //! The folder `.anemoe-build` is removed when the bundle is complete, unless others put something into it. Names of
 //! temporary files and folders begin with `.anemoe-tmp-`; a build removes these and what builds wrote, and nothing
@@ -25,12 +26,13 @@ mod weight_errors;
 mod work_dir;
 
 pub use bundle_files::{BundleFiles, PartFiles, bundle_files, plan_file, shard_files, source_file};
-pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
+pub use bundle_layout::{PLAN_FILE, SEARCH_PREFIX, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
 pub use share::Share;
 pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, job_bytes, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
+pub use work_dir::{check_free, lock_file};
 
 use crate::bank_scales::BankScales;
 use crate::importance::Importance;

@@ -1,7 +1,7 @@
 //! The folder that is being built: locks, records of what is finished, and the files beside the shards.
 
 use super::bundle_layout::{
-    self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
+    self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SEARCH_PREFIX, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
 };
 use super::differences::differences;
 use super::record::{BuildPart, CheckpointOrigin, Quality};
@@ -68,13 +68,12 @@ pub struct HostRecord {
     lengths: BTreeMap<String, u64>,
 }
 
-/// Takes a lock, alone or shared.
+/// Takes the lock in the file `inside` of a folder, alone or shared.
 ///
 /// # Errors
 /// Another build holds the lock, or its file cannot be made.
-pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
-    let inside = Path::new(WORK_DIR).join(name);
-    let file = folder.lock_file(&inside)?;
+pub fn lock_file(folder: &OwnedDir, inside: &Path, alone: bool) -> Result<File> {
+    let file = folder.lock_file(inside)?;
     match if alone { file.try_lock() } else { file.try_lock_shared() } {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
@@ -84,15 +83,20 @@ pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
     }
 }
 
+/// Takes a lock in the folder of the unfinished build.
+fn lock_work(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
+    lock_file(folder, &Path::new(WORK_DIR).join(name), alone)
+}
+
 /// Takes the lock, shared with other parts. Another part may hold it alone for the moment in which that part sweeps.
 fn shared_lock(folder: &OwnedDir) -> Result<File> {
     for _ in 0..SWEEP_TRIES {
-        if let Ok(file) = lock_file(folder, LOCK, false) {
+        if let Ok(file) = lock_work(folder, LOCK, false) {
             return Ok(file);
         }
         std::thread::sleep(SWEEP_WAIT);
     }
-    lock_file(folder, LOCK, false)
+    lock_work(folder, LOCK, false)
 }
 
 /// Content of a folder that is to become a bundle.
@@ -136,7 +140,8 @@ fn look(folder: &OwnedDir) -> Result<FolderContent> {
             work.display()
         )));
     } else {
-        let foreign = names.iter().find(|n| !n.starts_with(TEMPORARY) && *n != DS_STORE);
+        let is_ours = |n: &str| n.starts_with(TEMPORARY) || n.starts_with(SEARCH_PREFIX) || n == DS_STORE;
+        let foreign = names.iter().find(|n| !is_ours(n));
         if let Some(name) = foreign {
             return Err(Error::usage(format!(
                 "{}: holds `{name}`, and is neither a bundle nor an unfinished build; choose another folder",
@@ -150,6 +155,14 @@ fn look(folder: &OwnedDir) -> Result<FolderContent> {
         shards.iter().try_for_each(|name| bundle_layout::check_package(folder, &package_file(name)))?;
     }
     Ok(found)
+}
+
+/// Checks, without changing it, that a build can begin in a folder or go on there.
+///
+/// # Errors
+/// The folder holds what is not ours.
+pub fn check_free(bundle: &Path) -> Result<()> {
+    look(&OwnedDir::new(bundle)).map(drop)
 }
 
 /// Returns the path of a shard's package in the bundle.
@@ -207,15 +220,15 @@ impl WorkDir {
         site.was_finished = records.is_some_and(|records| !records.is_empty());
         match part {
             None => {
-                site._locks.push(lock_file(&site.folder, LOCK, true)?);
+                site._locks.push(lock_work(&site.folder, LOCK, true)?);
                 site.sweep()?;
             }
             Some(part) => {
                 let own = format!("{LOCK}.{}of{}", part.index, part.of);
-                site._locks.push(lock_file(&site.folder, &own, true)?);
+                site._locks.push(lock_work(&site.folder, &own, true)?);
                 site.refuse_other_parts(part)?;
                 // While this part holds the lock alone, no other part writes.
-                if let Ok(alone) = lock_file(&site.folder, LOCK, true) {
+                if let Ok(alone) = lock_work(&site.folder, LOCK, true) {
                     site.sweep()?;
                     drop(alone);
                 }
@@ -239,7 +252,7 @@ impl WorkDir {
     /// The folder holds no unfinished build, another build holds its lock, or its plan cannot be read.
     pub fn begun(bundle: &Path) -> Result<(WorkDir, Plan)> {
         let complete = || Error::usage(format!("{}: is complete already", bundle.display()));
-        WorkDir::locked(bundle, |folder| lock_file(folder, LOCK, true))?.ok_or_else(complete)
+        WorkDir::locked(bundle, |folder| lock_work(folder, LOCK, true))?.ok_or_else(complete)
     }
 
     /// Opens an unfinished build to read from it, while its parts may still be built: the folder and its plan. None
@@ -304,7 +317,7 @@ impl WorkDir {
         let suffix = format!("of{}", part.of);
         for name in self.folder.names(WORK_DIR)? {
             if name.starts_with("lock.") && !name.ends_with(&suffix) {
-                lock_file(&self.folder, &name, true)?;
+                lock_work(&self.folder, &name, true)?;
             }
         }
         Ok(())
@@ -347,6 +360,9 @@ impl WorkDir {
 
     /// Removes the records, and their folder where nothing else is in it.
     fn remove_records(&self) -> Result<()> {
+        for name in self.folder.names("")?.iter().filter(|name| name.starts_with(SEARCH_PREFIX)) {
+            self.folder.remove(name)?;
+        }
         let names = self.folder.names(WORK_DIR)?;
         if names.iter().all(|name| bundle_layout::is_record(name, &self.shards)) {
             // The folder is removed at once, not file by file: half of it would look like another unfinished build.

@@ -63,7 +63,8 @@ fn facts(r: &BundleReport) -> ReportSection {
         ("weights", ui::count(r.weights)),
     ];
     let model = format!("{} of the family {}", r.source, r.family);
-    let rows = rows.map(|(key, value)| vec![key.into(), value]);
+    let compressed = r.compressed_for.iter().map(|what| ("compressed for", what.clone()));
+    let rows = rows.into_iter().chain(compressed).map(|(key, value)| vec![key.into(), value]);
     ReportSection::new("bundle", "Bundle", "the model and its packages", table(&["model", &model], rows))
 }
 
