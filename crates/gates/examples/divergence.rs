@@ -103,7 +103,7 @@ fn compressed(family: &Family, kind: &str, calibration: usize) -> Result<(Probe,
     let (kind, text) = kind.split_once("+text").map_or((kind, None), |(kind, file)| (kind, Some(file)));
     let is_for_text = text.is_some();
     let text = text.and_then(|text| text.strip_prefix('=')).map(std::fs::read_to_string).transpose()?;
-    let is_q4 = kind == "q4_0";
+    let is_q4 = kind.trim_end_matches("+rotated") == "q4_0";
     let name = if is_q4 { "lut4" } else { kind.trim_end_matches("+rotated") };
     let quant = name.parse().map_err(anyhow::Error::msg)?;
     let plan = family.plan(&PlanOptions { quant, sort_head: is_for_text, ..PlanOptions::default() })?;

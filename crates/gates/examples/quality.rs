@@ -164,6 +164,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     let search = KindSearch {
         checkpoint: &source,
         family: &family,
+        stored: None,
         importance: None,
         candidates: None,
         record: None,

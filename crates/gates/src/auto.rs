@@ -11,7 +11,7 @@ use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::{self, Choice, Group, KINDS, Kinds, Objective};
 use anemoe_convert::models::{BY_NORM, Family};
-use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::{Error, Result};
 use serde::Serialize;
@@ -89,6 +89,8 @@ pub struct KindSearch<'a> {
     pub checkpoint: &'a Checkpoint,
     /// Family of the same checkpoint, which reads tensors to be compressed.
     pub family: &'a Family,
+    /// Family of the checkpoint as it is stored, where the other is rotated: Q4_0 stores those weights.
+    pub stored: Option<&'a Family>,
     /// Importances of inputs; without them, all inputs count the same.
     pub importance: Option<&'a Importance>,
     /// Matrices that were compressed for a text; without them, candidates are compressed without one.
@@ -150,7 +152,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         CompressedRuns { search, plan, groups, tensors, decoded: BTreeMap::new(), tick }
     }
 
-    /// Returns the values of a group's tensor in one of its kinds; behind these stands GGUF's Q4_0.
+    /// Returns the values of a group's tensor in one of its kinds.
     fn values(&mut self, group: usize, candidate: usize) -> Result<Arc<Vec<f32>>> {
         if let Some(found) = self.decoded.get(&(group, candidate)) {
             return Ok(found.clone());
@@ -163,15 +165,13 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
             }
         }
         let own = &self.groups[group];
-        let values = match own.candidates.get(candidate).map(|c| c.kind) {
-            None => kind_search::in_q4(self.search.family, &own.matrices)?,
-            Some(kind) => match self.search.candidates.map(|c| c.values(own, kind)).transpose()?.flatten() {
-                Some(for_text) => for_text,
-                None => {
-                    let (family, groups) = (self.search.family, self.plan.options.groups);
-                    kind_search::decoded(family, &own.matrices, kind, groups, self.search.importance)?.0
-                }
-            },
+        let kind = own.candidates[candidate].kind;
+        let values = match self.search.candidates.map(|c| c.values(own, kind)).transpose()?.flatten() {
+            Some(for_text) => for_text,
+            None => {
+                let (family, groups) = (self.search.family, self.plan.options.groups);
+                kind_search::decoded(family, &own.matrices, kind, groups, self.search.importance)?.0
+            }
         };
         let values = Arc::new(self.in_order(&own.tensor, values)?);
         self.decoded.insert((group, candidate), values.clone());
@@ -264,7 +264,8 @@ pub fn choose_each(
         if search.candidates.is_some() { ", compressed for a text" } else { "" }
     );
     let more = if search.candidates.is_some() { 2 } else { 0 };
-    let passes = 3 + (ROUNDS + more) * goals.len();
+    let is_like_q4 = goals.iter().any(|g| g.bound == SearchBound::LikeQ4);
+    let passes = 3 + usize::from(is_like_q4) + (ROUNDS + more) * goals.len();
     let steps = passes * (search.family.decoder.layers.len() + 1);
     let state = std::cell::RefCell::new((0, progress));
     let tick = || {
@@ -292,11 +293,12 @@ pub fn choose_each(
     };
     groups.iter_mut().zip(sensitivity).for_each(|(g, found)| g.sensitivity = found);
     let model = &mut CompressedRuns::new(search, plan, &groups, &tensors, &tick);
-    let mut same: Vec<Choice> = (0..KINDS.len()).map(|k| vec![k; groups.len()]).collect();
-    // Behind the candidates of a group stands Q4_0.
-    same.push(groups.iter().map(|g| g.candidates.len()).collect());
+    let same: Vec<Choice> = (0..KINDS.len()).map(|k| vec![k; groups.len()]).collect();
     let distances = model.of_choices(&same)?;
-    let q4 = distances[KINDS.len()].loss;
+    let q4 = match is_like_q4 {
+        true => search.once(&"q4_0", || q4_distance(search, plan, &groups, &tick))?.loss,
+        false => 0.0,
+    };
     let uniform: Vec<Uniform> =
         same.into_iter().zip(distances).zip(KINDS).map(|((choice, d), kind)| (choice, d, kind)).collect();
     let mut all = Vec::new();
@@ -330,6 +332,26 @@ pub fn choose_each(
         all.push((found, kind_search::kinds(&groups, &choice)));
     }
     Ok(all)
+}
+
+/// Measures the model with the parts of all groups in GGUF's Q4_0, of the weights as they are stored.
+fn q4_distance(search: &KindSearch<'_>, plan: &Plan, groups: &[Group], tick: &dyn Fn()) -> Result<Distance> {
+    let family = search.stored.unwrap_or(search.family);
+    let searched = |part: &str| groups.iter().any(|g| g.part == part);
+    let plan = family.plan(&PlanOptions { sort_head: false, ..plan.options.clone() })?;
+    let (mut tensors, mut matrices) = (Vec::new(), Vec::new());
+    for ((tensor, part), own) in
+        kind_search::matrices(&plan).into_iter().filter(|((_, part), _)| searched(part))
+    {
+        let name = if part == "head" { HEAD.to_string() } else { tensor };
+        tensors.push(ReplacedTensor { layer: own[0].layer(), name, experts: Vec::new() });
+        matrices.push(own);
+    }
+    let checkpoint = &family.checked.checkpoint;
+    let model = ManyRuns { checkpoint, tensors: &tensors, windows: search.windows };
+    let values = &mut |tensor: usize, _| Ok(Arc::new(kind_search::in_q4(family, &matrices[tensor])?));
+    let (found, _) = model.distances(&[vec![Some(0); tensors.len()]], values, &mut || tick())?;
+    Ok(found[0])
 }
 
 /// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with [`PROBE_KIND`];

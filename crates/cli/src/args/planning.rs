@@ -453,9 +453,13 @@ pub fn plan_checkpoint(
         if let Some(all) = calibration.as_ref().filter(|_| is_asked && !is_own) {
             (windows, text) = (text_feedback::search_windows(all), "other windows of the text".into());
         }
+        let as_stored = Reading { is_rotated: false, ..reading };
+        let stored =
+            reading.is_rotated.then(|| anyhow::Ok(models::open(as_stored.open(spec)?)?)).transpose()?;
         let mut search = KindSearch {
             checkpoint: &checkpoint,
             family: &family,
+            stored: stored.as_ref(),
             importance: importance.as_ref(),
             candidates: None,
             record: None,
