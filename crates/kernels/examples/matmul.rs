@@ -83,6 +83,8 @@ fn main() {
         ("int4_row", int(IntBits::Four, cols, Products::Exact)),
         ("int8_row", int(IntBits::Eight, cols, Products::Exact)),
         ("int8_32", int(IntBits::Eight, 32, Products::Exact)),
+        ("fast_lut2", lut(Two, &lut4, fast)),
+        ("fast_lut3", lut(Three, &lut4, fast)),
         ("fast_lut4", lut(Four, &lut4, fast)),
         ("fast_lut6", lut(Six, &lut6, fast)),
         ("fast_lut8", lut(Eight, &lut8, fast)),

@@ -13,7 +13,7 @@ pub enum Isa {
     Avx2,
     /// AVX-VNNI on top of [`Isa::Avx2`]: dot products of bytes and words, for processors without AVX-512.
     AvxVnni,
-    /// AVX-512 F, BW, VL and VNNI on top of [`Isa::Avx2`]; BF16 where the processor has it.
+    /// AVX-512 F, BW, VL and VNNI on top of [`Isa::Avx2`]; VBMI and BF16 where the processor has them.
     Avx512,
 }
 

@@ -136,6 +136,7 @@ impl<D: Int8Decode, const DIGITS: usize> Int8Rows<'_, D, DIGITS> {
 impl<D: Int8Decode, const DIGITS: usize> Kernel for MultiplyRows<'_, Int8Rows<'_, D, DIGITS>> {
     type Output = ();
     const HAS_DOT_PRODUCTS: bool = true;
+    const PERMUTES_BYTES: bool = D::PERMUTES_BYTES;
     #[inline(always)]
     fn run<S: Simd>(self) {
         multiply_tiles::<S, _>(&self.0, self.1);

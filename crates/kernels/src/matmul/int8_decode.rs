@@ -17,6 +17,8 @@ pub(super) trait Int8Decode: Copy {
     const BYTES: usize = BLOCK / 8 * Self::BITS;
     /// True if small batches decode into registers; otherwise rows are decoded into memory for two tokens or more.
     const IN_REGISTERS: bool = false;
+    /// See [`Kernel::PERMUTES_BYTES`](crate::simd::Kernel::PERMUTES_BYTES).
+    const PERMUTES_BYTES: bool = false;
     /// A row's table.
     type Table<'c, L: U8x64>: Copy;
     /// Returns the table of a group of rows.
@@ -68,6 +70,7 @@ impl<const BITS: usize> Int8Decode for SmallIndex<BITS> {
         assert!(BITS <= 4, "tables of more than sixteen entries need a lookup of their own");
         BITS
     };
+    const PERMUTES_BYTES: bool = BITS > 1;
     type Table<'c, L: U8x64> = L::Bytes;
     #[inline(always)]
     fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> L::Bytes {
@@ -75,8 +78,8 @@ impl<const BITS: usize> Int8Decode for SmallIndex<BITS> {
     }
     #[inline(always)]
     fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [L::Bytes; 2] {
-        let (a, b) = block[..BLOCK / 8 * BITS].split_at(8 * BITS);
-        [L::lookup_bytes_16(table, L::unpack::<BITS>(a)), L::lookup_bytes_16(table, L::unpack::<BITS>(b))]
+        let [a, b] = L::unpack::<BITS>(block);
+        [L::lookup_bytes_16(table, a), L::lookup_bytes_16(table, b)]
     }
 }
 
@@ -86,6 +89,7 @@ pub(super) struct Index6;
 
 impl Int8Decode for Index6 {
     const BITS: usize = 6;
+    const PERMUTES_BYTES: bool = true;
     type Table<'c, L: U8x64> = &'c [u8; 64];
     #[inline(always)]
     fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> &[u8; 64] {
@@ -93,8 +97,8 @@ impl Int8Decode for Index6 {
     }
     #[inline(always)]
     fn codes<L: U8x64>(self, table: &[u8; 64], block: &[u8]) -> [L::Bytes; 2] {
-        let [a, b] = halves::<48>(block);
-        [L::lookup_bytes_64(table, L::unpack::<6>(a)), L::lookup_bytes_64(table, L::unpack::<6>(b))]
+        let [a, b] = L::unpack::<6>(block);
+        [L::lookup_bytes_64(table, a), L::lookup_bytes_64(table, b)]
     }
 }
 
@@ -104,6 +108,7 @@ pub(super) struct Index8;
 
 impl Int8Decode for Index8 {
     const BITS: usize = 8;
+    const PERMUTES_BYTES: bool = true;
     type Table<'c, L: U8x64> = &'c [u8; 256];
     #[inline(always)]
     fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> &[u8; 256] {

@@ -506,10 +506,11 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
-        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
-        // SAFETY: twice 4 * BITS bytes are there; the processor has AVX2.
-        unsafe { (unpack_32::<BITS>(v.as_ptr()), unpack_32::<BITS>(v.as_ptr().add(4 * BITS))) }
+    fn unpack<const BITS: usize>(v: &[u8]) -> [Self::Bytes; 2] {
+        assert!(v.len() >= 16 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+        // SAFETY: four times 4 * BITS bytes are there; the processor has AVX2.
+        let part = |i: usize| unsafe { unpack_32::<BITS>(v.as_ptr().add(4 * BITS * i)) };
+        [(part(0), part(1)), (part(2), part(3))]
     }
     #[inline(always)]
     fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {

@@ -1,13 +1,68 @@
-//! AVX-512 F, BW, VL and VNNI, and BF16 where the processor has it.
+//! AVX-512 F, BW, VL and VNNI, and VBMI and BF16 where the processor has them.
 
 use super::avx2::{Avx2, UnpackLanes, add_lanes_by_halves};
 use super::traits::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Sixteen lanes in one register.
+/// Sixteen lanes in one register. With `VBMI`, bytes of a register are permuted by one instruction.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(pub(crate) __m512);
+pub(crate) struct Avx512<const VBMI: bool = false>(pub(crate) __m512);
+
+/// Permutation of bytes and bit offsets that unpack elements of BITS bits. Eight elements, in BITS bytes, go to each 64 bits:
+///
+/// ```text
+/// BITS = 3    | byte 3 g + 2 | byte 3 g + 1 | byte 3 g |      byte 8 g + j = eight bits from bit 3 j on
+/// ```
+struct UnpackBytes<const BITS: usize>;
+
+impl<const BITS: usize> UnpackBytes<BITS> {
+    /// Bytes of 64 elements, and of the next 64.
+    const BYTES: [[u8; 64]; 2] = [Self::bytes(0), Self::bytes(8 * BITS)];
+    const OFFSETS: [u8; 64] = {
+        let mut all = [0; 64];
+        let mut i = 0;
+        while i < 64 {
+            all[i] = (BITS * (i % 8)) as u8;
+            i += 1;
+        }
+        all
+    };
+
+    const fn bytes(first: usize) -> [u8; 64] {
+        let mut all = [0; 64];
+        let mut i = 0;
+        while i < 64 {
+            let byte = if i % 8 < BITS { i % 8 } else { BITS - 1 };
+            all[i] = (first + BITS * (i / 8) + byte) as u8;
+            i += 1;
+        }
+        all
+    }
+}
+
+/// Unpacks sixty-four elements of BITS bits.
+///
+/// # Safety
+/// `v` points to 8 * BITS bytes, and the processor has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn unpack_64<const BITS: usize>(v: *const u8) -> __m512i {
+    // SAFETY: only the 8 * BITS bytes at `v` are loaded; the processor has AVX-512 F and BW.
+    unsafe {
+        if BITS == 1 {
+            return _mm512_maskz_set1_epi8(v.cast::<u64>().read_unaligned(), 1);
+        }
+        let how = &UnpackLanes::<BITS>::UNPACK;
+        let v = _mm512_maskz_loadu_epi32((1u16 << (2 * BITS)) - 1, v.cast());
+        let v = _mm512_permutexvar_epi32(_mm512_loadu_si512(how.words.as_ptr().cast()), v);
+        let v = _mm512_shuffle_epi8(v, _mm512_loadu_si512(how.bytes.as_ptr().cast()));
+        let v = _mm512_srlv_epi16(v, _mm512_loadu_si512(how.shift.as_ptr().cast()));
+        let element = (1i16 << BITS) - 1;
+        let first = _mm512_and_si512(v, _mm512_set1_epi16(element));
+        let second = _mm512_sll_epi16(v, _mm_cvtsi32_si128(8 - BITS as i32));
+        _mm512_or_si512(first, _mm512_and_si512(second, _mm512_set1_epi16(element << 8)))
+    }
+}
 
 /// Returns the upper eight of sixteen lanes.
 #[inline(always)]
@@ -22,7 +77,7 @@ pub(crate) fn first_bytes(n: usize) -> u64 {
     if n < 64 { (1 << n) - 1 } else { u64::MAX }
 }
 
-impl F32x16 for Avx512 {
+impl<const VBMI: bool> F32x16 for Avx512<VBMI> {
     const REGISTERS: usize = 32;
     const LARGEST_HALF_TABLE: usize = 256;
     type U32s = __m512i;
@@ -276,7 +331,7 @@ impl F32x16 for Avx512 {
     }
 }
 
-impl U8x64 for Avx512 {
+impl<const VBMI: bool> U8x64 for Avx512<VBMI> {
     type Bytes = __m512i;
     type Sums = __m512i;
     // SAFETY: the processor has AVX-512 F, BW and VNNI, which `Isa::Avx512` needs. Loads and stores are as long as their
@@ -292,7 +347,6 @@ impl U8x64 for Avx512 {
             _mm512_and_si512(v, _mm512_set1_epi8(15)),
             _mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)),
         );
-        lookup_bytes_16(table: __m512i, at: __m512i) -> __m512i = _mm512_shuffle_epi8(table, at);
         zero_sums() -> __m512i = _mm512_setzero_si512();
         load_sums(v: &[u8; 64]) -> __m512i = _mm512_loadu_si512(v.as_ptr().cast());
         dot_u8i8(sums: __m512i, codes: __m512i, x: &[u8; 64]) -> __m512i =
@@ -300,29 +354,42 @@ impl U8x64 for Avx512 {
         sums_to_f32(v: __m512i) -> Self = Avx512(_mm512_cvtepi32_ps(v));
     }
     #[inline(always)]
-    fn unpack<const BITS: usize>(v: &[u8]) -> __m512i {
-        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
-        // SAFETY: 8 * BITS bytes are there, and no others are loaded; the processor has AVX-512 F and BW.
+    fn lookup_bytes_16(table: __m512i, at: __m512i) -> __m512i {
+        // SAFETY: the processor has AVX-512 F and BW, and VBMI where it says so. The permutation reads the lowest six bits.
+        unsafe { if VBMI { _mm512_permutexvar_epi8(at, table) } else { _mm512_shuffle_epi8(table, at) } }
+    }
+    #[inline(always)]
+    fn unpack<const BITS: usize>(v: &[u8]) -> [__m512i; 2] {
+        assert!(v.len() >= 16 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+        let v = v.as_ptr();
+        // SAFETY: 16 * BITS bytes are there, and no others are loaded; the processor has AVX-512 F and BW, and VBMI where it
+        // says so.
         unsafe {
-            if BITS == 1 {
-                return _mm512_maskz_set1_epi8(v.as_ptr().cast::<u64>().read_unaligned(), 1);
+            let half = |i: usize| v.add(8 * BITS * i);
+            if !VBMI || BITS == 1 {
+                return [unpack_64::<BITS>(half(0)), unpack_64::<BITS>(half(1))];
             }
-            let how = &UnpackLanes::<BITS>::UNPACK;
-            let v = _mm512_maskz_loadu_epi32((1u16 << (2 * BITS)) - 1, v.as_ptr().cast());
-            let v = _mm512_permutexvar_epi32(_mm512_loadu_si512(how.words.as_ptr().cast()), v);
-            let v = _mm512_shuffle_epi8(v, _mm512_loadu_si512(how.bytes.as_ptr().cast()));
-            let v = _mm512_srlv_epi16(v, _mm512_loadu_si512(how.shift.as_ptr().cast()));
-            let element = (1i16 << BITS) - 1;
-            let first = _mm512_and_si512(v, _mm512_set1_epi16(element));
-            let second = _mm512_sll_epi16(v, _mm_cvtsi32_si128(8 - BITS as i32));
-            _mm512_or_si512(first, _mm512_and_si512(second, _mm512_set1_epi16(element << 8)))
+            let words = |v: *const u8, n: usize| _mm512_maskz_loadu_epi32(((1u32 << n) - 1) as u16, v.cast());
+            let load = |v: &[u8; 64]| _mm512_loadu_si512(v.as_ptr().cast());
+            let bytes = &UnpackBytes::<BITS>::BYTES;
+            // Both halves fit into one register, but those of 6 bits.
+            let [a, b] = match BITS {
+                6 => [(words(half(0), 12), &bytes[0]), (words(half(1), 12), &bytes[0])],
+                _ => [&bytes[0], &bytes[1]].map(|bytes| (words(v, 4 * BITS), bytes)),
+            }
+            .map(|(v, bytes)| _mm512_permutexvar_epi8(load(bytes), v));
+            let offsets = load(&UnpackBytes::<BITS>::OFFSETS);
+            [_mm512_multishift_epi64_epi8(offsets, a), _mm512_multishift_epi64_epi8(offsets, b)]
         }
     }
     #[inline(always)]
     fn lookup_bytes_64(table: &[u8; 64], at: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512 F and BW.
+        // SAFETY: the table has 64 bytes; the processor has AVX-512 F and BW, and VBMI where it says so.
         unsafe {
             let p = table.as_ptr();
+            if VBMI {
+                return _mm512_permutexvar_epi8(at, _mm512_loadu_si512(p.cast()));
+            }
             let a = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
             let b = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(16).cast()));
             let c = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(32).cast()));
@@ -338,8 +405,8 @@ impl U8x64 for Avx512 {
     }
     #[inline(always)]
     fn lookup_bytes_256(table: &[u8; 256], at: __m512i) -> __m512i {
-        // Entries are looked up two at a time, as words of 16 bits.
-        // SAFETY: four times 64 bytes are there; the processor has AVX-512 F and BW.
+        // Without permutations of bytes, entries are looked up two at a time, as words of 16 bits.
+        // SAFETY: four times 64 bytes are there; the processor has AVX-512 F and BW, and VBMI where it says so.
         unsafe {
             let p = table.as_ptr();
             let part = [p, p.add(64), p.add(128), p.add(192)];
@@ -349,6 +416,11 @@ impl U8x64 for Avx512 {
                 _mm512_loadu_si512(part[2].cast()),
                 _mm512_loadu_si512(part[3].cast()),
             ];
+            if VBMI {
+                // Each lookup reads the lowest seven bits.
+                let (low, high) = (_mm512_permutex2var_epi8(a, at, b), _mm512_permutex2var_epi8(c, at, d));
+                return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
+            }
             let byte = _mm512_set1_epi16(255);
             let mut found = [_mm512_and_si512(at, byte), _mm512_srli_epi16::<8>(at)];
             for at in &mut found {
@@ -397,7 +469,7 @@ fn dot_native(mut sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
     sums
 }
 
-impl I16x32 for Avx512 {
+impl<const VBMI: bool> I16x32 for Avx512<VBMI> {
     type Table = __m512i;
     one_word_register!();
     // SAFETY: the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs. The load is as long as the table.
@@ -460,7 +532,7 @@ impl I16x32 for Avx512 {
     }
 }
 
-impl Bf16x32 for Avx512 {
+impl<const VBMI: bool> Bf16x32 for Avx512<VBMI> {
     #[inline(always)]
     fn pack_bf16(low: Self, high: Self, out: &mut [u8; 64]) {
         // SAFETY: there is room for 64 bytes; the processor has AVX-512 BF16, which `has_bf16` asks for.
@@ -480,8 +552,15 @@ impl Bf16x32 for Avx512 {
     }
 }
 
-impl Simd for Avx512 {
+impl Simd for Avx512<false> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+}
+
+impl Simd for Avx512<true> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
         kernel.run::<Self>()
     }
@@ -493,5 +572,5 @@ impl Simd for Avx512 {
 /// The processor has AVX-512 and AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn call_bf16<K: Bf16Kernel>(kernel: K) {
-    kernel.run::<Avx512>();
+    kernel.run::<Avx512<false>>();
 }

@@ -45,7 +45,11 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => avx2::Avx2::<false>::call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::Avx512::call(kernel),
+            Isa::Avx512 if K::PERMUTES_BYTES && std::arch::is_x86_feature_detected!("avx512vbmi") => {
+                avx512::Avx512::<true>::call(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::Avx512::<false>::call(kernel),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::call_fastest(kernel),
             _ => unreachable!("asserted above"),

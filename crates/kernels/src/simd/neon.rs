@@ -374,6 +374,38 @@ impl<const BITS: usize> UnpackBytes<BITS> {
     };
 }
 
+/// Unpacks sixty-four elements of BITS bits.
+#[inline(always)]
+fn unpack_64<const BITS: usize>(v: &[u8]) -> [uint8x16_t; 4] {
+    assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
+    let v = v.as_ptr();
+    // SAFETY: only the 8 * BITS bytes of `v` are loaded; the processor has NEON.
+    unsafe {
+        let half = |at| vcombine_u8(vld1_u8(v.add(at)), vdup_n_u8(0));
+        let none = vdupq_n_u8(0);
+        let (a, b, c) = match BITS {
+            1 => (half(0), none, none),
+            2 => (vld1q_u8(v), none, none),
+            3 => (vld1q_u8(v), half(16), none),
+            _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
+        };
+        // A lookup past the last byte gives zero.
+        let find = |at| match BITS {
+            1 | 2 => vqtbl1q_u8(a, at),
+            3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
+            _ => vqtbl3q_u8(uint8x16x3_t(a, b, c), at),
+        };
+        let (first, shift) =
+            (vld1q_u8(UnpackBytes::<BITS>::BYTES.as_ptr()), vld1q_s16(UnpackBytes::<BITS>::SHIFT.as_ptr()));
+        let eight = |i: usize| {
+            let words = vreinterpretq_u16_u8(find(vaddq_u8(first, vdupq_n_u8((BITS * i) as u8))));
+            vreinterpretq_u8_u16(vshlq_u16(words, shift))
+        };
+        let element = vdupq_n_u8((1 << BITS) - 1);
+        from_fn(|i| vandq_u8(vuzp1q_u8(eight(2 * i), eight(2 * i + 1)), element))
+    }
+}
+
 impl<D: Dots> U8x64 for Neon<D> {
     type Bytes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
@@ -399,36 +431,9 @@ impl<D: Dots> U8x64 for Neon<D> {
         sums_to_f32(v: Self::Sums) -> Self = Neon::of(v.map(|v| vcvtq_f32_s32(v)));
     }
     #[inline(always)]
-    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
-        assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
-        let v = v.as_ptr();
-        // SAFETY: only the 8 * BITS bytes of `v` are loaded; the processor has NEON.
-        unsafe {
-            let half = |at| vcombine_u8(vld1_u8(v.add(at)), vdup_n_u8(0));
-            let none = vdupq_n_u8(0);
-            let (a, b, c) = match BITS {
-                1 => (half(0), none, none),
-                2 => (vld1q_u8(v), none, none),
-                3 => (vld1q_u8(v), half(16), none),
-                _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
-            };
-            // A lookup past the last byte gives zero.
-            let find = |at| match BITS {
-                1 | 2 => vqtbl1q_u8(a, at),
-                3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
-                _ => vqtbl3q_u8(uint8x16x3_t(a, b, c), at),
-            };
-            let (first, shift) = (
-                vld1q_u8(UnpackBytes::<BITS>::BYTES.as_ptr()),
-                vld1q_s16(UnpackBytes::<BITS>::SHIFT.as_ptr()),
-            );
-            let eight = |i: usize| {
-                let words = vreinterpretq_u16_u8(find(vaddq_u8(first, vdupq_n_u8((BITS * i) as u8))));
-                vreinterpretq_u8_u16(vshlq_u16(words, shift))
-            };
-            let element = vdupq_n_u8((1 << BITS) - 1);
-            from_fn(|i| vandq_u8(vuzp1q_u8(eight(2 * i), eight(2 * i + 1)), element))
-        }
+    fn unpack<const BITS: usize>(v: &[u8]) -> [Self::Bytes; 2] {
+        let (first, second) = v.split_at(8 * BITS);
+        [unpack_64::<BITS>(first), unpack_64::<BITS>(second)]
     }
     #[inline(always)]
     fn lookup_bytes_256(table: &[u8; 256], at: Self::Bytes) -> Self::Bytes {

@@ -139,6 +139,18 @@ fn put<L: U8x64>(v: L::Bytes) -> [u8; 64] {
     out
 }
 
+/// Checks that unpacked elements find the entries of a table.
+fn check_unpacking<L: U8x64, const BITS: usize>(v: &[u8], table: &[u8; 64]) {
+    let repeated = std::array::from_fn(|i| table[i % (1 << BITS.min(4))]);
+    let found = L::unpack::<BITS>(v).map(|at| match BITS {
+        6 => put::<L>(L::lookup_bytes_64(table, at)),
+        _ => put::<L>(L::lookup_bytes_16(L::load_byte_table(&repeated), at)),
+    });
+    let bit = |i: usize| v[i / 8] >> (i % 8) & 1;
+    let element = |i: usize| (0..BITS).map(|b| usize::from(bit(BITS * i + b)) << b).sum::<usize>();
+    assert_eq!(found.as_flattened(), (0..128).map(|i| table[element(i)]).collect::<Vec<_>>());
+}
+
 /// Checks that every byte function gives the results of [`Scalar`].
 fn check_bytes<L: U8x64>() {
     let data = bytes(1, 64 * 200);
@@ -157,19 +169,16 @@ fn check_bytes<L: U8x64>() {
             put::<L>(L::lookup_bytes_16(L::load_byte_table(table), a)),
             Scalar::lookup_bytes_16(Scalar::load_byte_table(table), c)
         );
-        assert_eq!(put::<L>(L::unpack::<1>(&v[..8])), Scalar::unpack::<1>(&v[..8]));
-        assert_eq!(put::<L>(L::unpack::<2>(&v[..16])), Scalar::unpack::<2>(&v[..16]));
-        assert_eq!(put::<L>(L::unpack::<3>(&v[..24])), Scalar::unpack::<3>(&v[..24]));
-        let (at, expected_at) = (L::unpack::<6>(&v[..48]), Scalar::unpack::<6>(&v[..48]));
-        assert_eq!(put::<L>(at), expected_at);
-        assert_eq!(
-            put::<L>(L::lookup_bytes_64(&table_64, at)),
-            Scalar::lookup_bytes_64(&table_64, expected_at)
-        );
         assert_eq!(
             put::<L>(L::lookup_bytes_256(table_256, found)),
             Scalar::lookup_bytes_256(table_256, expected)
         );
+    }
+    for v in data.chunks_exact(96) {
+        check_unpacking::<L, 1>(v, &table_64);
+        check_unpacking::<L, 2>(v, &table_64);
+        check_unpacking::<L, 3>(v, &table_64);
+        check_unpacking::<L, 6>(v, &table_64);
     }
     for n in 0..=64 {
         let v = &chunks[0][..n];
@@ -262,11 +271,13 @@ fn check_registers<L: I16x32>() {
     }
 }
 
-struct Check;
+/// Checks an instruction set, with permutations of bytes where `BYTES` is set.
+struct Check<const BYTES: bool>;
 
-impl Kernel for Check {
+impl<const BYTES: bool> Kernel for Check<BYTES> {
     type Output = ();
     const HAS_DOT_PRODUCTS: bool = true;
+    const PERMUTES_BYTES: bool = BYTES;
     fn run<S: Simd>(self) {
         if !S::IS_REFERENCE {
             check::<S>();
@@ -280,7 +291,8 @@ impl Kernel for Check {
 #[test]
 fn every_instruction_set_gives_the_bits_of_scalar_code() {
     for isa in Isa::available() {
-        dispatch(isa, Check);
+        dispatch(isa, Check::<false>);
+        dispatch(isa, Check::<true>);
     }
 }
 

@@ -321,22 +321,25 @@ pub(crate) trait U8x64: F32x16 {
     fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes;
     /// Splits each byte into its lower and its upper four bits.
     fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
-    /// Returns `table[i]` for each byte i below 16.
+    /// Returns `table[i]` for each byte i below 16, or for its lowest bits where it is of [`U8x64::unpack`] and the table
+    /// repeats its entries.
     fn lookup_bytes_16(table: Self::Bytes, at: Self::Bytes) -> Self::Bytes;
     fn store_bytes(v: Self::Bytes, out: &mut [u8; 64]);
-    /// Unpacks sixty-four elements of `BITS` bits, least significant first, from `8 * BITS` bytes.
+    /// Unpacks twice sixty-four elements of `BITS` bits, least significant first, from `16 * BITS` bytes. Upper bits that
+    /// lookups ignore may be set.
     #[inline(always)]
-    fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
-        let mut out = [0; 64];
+    fn unpack<const BITS: usize>(v: &[u8]) -> [Self::Bytes; 2] {
+        let mut out = [0; 128];
         for (v, out) in v.chunks_exact(BITS).zip(out.as_chunks_mut::<8>().0) {
             let all = v.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b));
             for (i, o) in out.iter_mut().enumerate() {
                 *o = (all >> (BITS * i)) as u8 & ((1 << BITS) - 1);
             }
         }
-        Self::load_bytes(&out)
+        let lines = out.as_chunks().0;
+        [Self::load_bytes(&lines[0]), Self::load_bytes(&lines[1])]
     }
-    /// Returns `table[i]` for each byte i below 64.
+    /// Returns `table[i]` for the lowest six bits i of each byte.
     #[inline(always)]
     fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
         let mut all = [0; 64];
@@ -435,6 +438,10 @@ pub(crate) trait Kernel {
         expect(dead_code, reason = "scalar code has one dot product")
     )]
     const HAS_DOT_PRODUCTS: bool = false;
+    /// True if the kernel unpacks elements of few bits, or looks bytes up in tables of more than 16: AVX-512 then permutes bytes
+    /// where the processor does (VBMI). Other kernels are compiled without these instructions.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 has the choice"))]
+    const PERMUTES_BYTES: bool = false;
     /// Runs the computation; always inlined, so that it is compiled with the caller's instructions.
     fn run<S: Simd>(self) -> Self::Output;
 }
