@@ -59,7 +59,7 @@ impl Family {
         let mut w = Weights::default();
         w.matrices.push(outer("pre_projection", (d.hidden, 2 * of.target_hidden_size)));
         for l in 0..n {
-            w.add(self.dense_layer_weights(l, options)?, &layer_scope(l));
+            w.add(self.dense_layer_weights(l, options), &layer_scope(l));
         }
         w.matrices.push(outer("post_projection", (of.target_hidden_size, d.hidden)));
         let norm = VectorPlan::channels("final_norm_weight", d.tensor(None, "final_norm"), d.hidden);

@@ -1,15 +1,14 @@
 //! Parts of plans that all families share: names of functions, bindings, head slices.
 
-use crate::form::{AttentionForm, CacheForm, FunctionForm, IoForm, ShardForm};
-use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
+use crate::form::{AttentionForm, FunctionForm, IoForm, ShardForm};
+use crate::lower::{Lowering, NormShape, Stored, last_name};
 use crate::plan::{
     MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, PlanOptions, PlannedShard, ScaleScope, VectorPlan,
     count_name, package_name,
 };
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, HostInput, InputBinding, Kept, OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step,
-    TokenCount,
+    Chain, HostInput, InputBinding, OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,23 +19,24 @@ use std::ops::Range;
 const MAX_HEAD_TOKENS: usize = 16;
 
 /// Unit of a package of experts: a kind of function, which exists for each token count.
-pub struct ExpertUnit<R> {
+pub struct ExpertUnit {
     /// Name without the token count; none where the package has one unit.
     pub name: Option<String>,
     /// Experts that the unit computes.
     pub experts: Range<usize>,
-    /// Task of the unit besides its experts.
-    pub role: R,
-}
-
-/// Names the unit that computes experts from `first` on, where a package has several: `e003`.
-pub fn unit_name(first: usize) -> String {
-    format!("e{first:03}")
+    /// True if the unit computes the layer's own part besides experts: it routes, or joins the layer's branches.
+    pub has_own_part: bool,
 }
 
 /// Returns the experts of each call of a package whose experts begin at `first`.
 pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize>> {
     (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
+}
+
+/// Returns the units `e003` for each call of a package whose experts begin at `first`.
+pub fn expert_units(first: usize, packing: Packing) -> impl Iterator<Item = ExpertUnit> {
+    let unit = |experts: Range<usize>| (Some(format!("e{:03}", experts.start)), experts);
+    calls(first, packing).map(unit).map(|(name, experts)| ExpertUnit { name, experts, has_own_part: false })
 }
 
 /// Register with the stream.
@@ -143,38 +143,12 @@ pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
     }
 }
 
-/// Returns the input of a form that marks the slots of a call's tokens.
-pub fn place_input(form: ShardForm, cache: String) -> HostInput {
-    match form.io {
-        IoForm::ChannelsFirst => HostInput::Place(cache),
-        IoForm::ChannelsLast => HostInput::PlaceRows(cache),
+/// Names a package of whole layers: `L00.attn.mlp`, `L00to03.attn.mlp`.
+pub fn layers_name(layers: &Range<usize>, parts: &str) -> String {
+    match layers.len() {
+        1 => format!("L{:02}.{parts}", layers.start),
+        _ => format!("L{:02}to{:02}.{parts}", layers.start, layers.end - 1),
     }
-}
-
-/// Returns the input of a form that marks the slots which a call leaves as they are.
-pub fn keep_input(form: ShardForm, cache: String) -> HostInput {
-    match form.io {
-        IoForm::ChannelsFirst => HostInput::Keep(cache),
-        IoForm::ChannelsLast => HostInput::KeepRow(cache),
-    }
-}
-
-/// Binds the cache of a layer whose names begin with `scope`, where the form leaves it to the host; else empty.
-pub fn kept_cache(form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
-    let name = |name: &str| format!("{scope}{name}");
-    match form.cache {
-        CacheForm::State => BTreeMap::new(),
-        CacheForm::Host => {
-            BTreeMap::from([(name(KV_CACHE), Kept::Cache { rows: name(KV_ROWS), place: KV_PLACE.into() })])
-        }
-    }
-}
-
-/// Lists the groups of layers that share a package: as many layers as the options allow, the last group with the
-/// rest. Empty where the options join no layers.
-pub fn layer_groups(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
-    let Some(most) = options.layers_per_shard() else { return Vec::new() };
-    (0..layers).step_by(most.get()).map(|first| first..(first + most.get()).min(layers)).collect()
 }
 
 /// Collects bindings by name.

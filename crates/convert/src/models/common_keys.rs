@@ -1,7 +1,8 @@
 //! Configuration keys that most families share.
 
 use super::decoder::{
-    Attention, Decoder, HeadNorm, Layer, Norms, Preset, QkvProjection, Residual, ValueSource,
+    Attention, Decoder, ExpertLayer, HeadNorm, Layer, Norms, Preset, QkvProjection, Residual, RouterKind,
+    ValueSource,
 };
 use super::keys::Keys;
 use super::rope::RopeKeys;
@@ -10,6 +11,7 @@ use crate::plan::PartKinds;
 use crate::quant::Quant;
 use anemoe_bundle::{IndexBits, Rope};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Name of the rope and the cache of layers that attend to all positions.
 pub const FULL: &str = "full";
@@ -23,6 +25,8 @@ pub const SLIDING_ATTENTION: &str = "sliding_attention";
 pub const PREFIXES: &[&str] =
     &["model.", "model.language_model.", "language_model.model.", "language_model.", ""];
 
+/// Most experts of a layer: far more than any model has. One layout has a tensor for each expert.
+const MAX_EXPERTS: usize = 4096;
 /// Names of SiLU in `hidden_act`.
 pub const SILU: [&str; 2] = ["silu", "swish"];
 
@@ -90,6 +94,7 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
         prefixes: PREFIXES,
         preset: PRESET,
         attention_kind: None,
+        readings: BTreeMap::new(),
         summary: k.summary(&SUMMARY),
     })
 }
@@ -102,8 +107,26 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
 pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>, has_bias: bool) -> Result<Attention> {
     let heads = k.size("num_attention_heads")?;
     let kv_heads = k.size_or("num_key_value_heads", heads)?;
-    k.check_heads(heads, kv_heads)?;
     let head_dim = k.size_or("head_dim", (k.size("hidden_size")? / heads).max(1))?;
+    let projection = QkvProjection::Direct { norm, values: ValueSource::Own, has_bias };
+    let sizes = (heads, kv_heads, head_dim);
+    let attention = attention_of(k, sizes, window, (head_dim as f64).sqrt(), projection)?;
+    Ok(Attention { has_output_bias: has_bias, ..attention })
+}
+
+/// Makes attention of sizes that a family has found: query heads, key/value heads, and channels of a head. Scores are
+/// divided by `root`. A layer with a window is of the kind [`SLIDING`].
+///
+/// # Errors
+/// The heads do not fit each other, or a key of the rope is missing or has an impossible value.
+pub fn attention_of(
+    k: Keys<'_>,
+    (heads, kv_heads, head_dim): (usize, usize, usize),
+    window: Option<usize>,
+    root: f64,
+    projection: QkvProjection,
+) -> Result<Attention> {
+    k.check_heads(heads, kv_heads)?;
     let (kind, of) = match window {
         None => (FULL, FULL_ATTENTION),
         Some(_) => (SLIDING, SLIDING_ATTENTION),
@@ -116,11 +139,29 @@ pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>, has_bias: b
         head_dim,
         window,
         rope,
-        scale: (factor / (head_dim as f64).sqrt()) as f32,
-        projection: QkvProjection::Direct { norm, values: ValueSource::Own, has_bias },
-        has_output_bias: has_bias,
+        scale: (factor / root) as f32,
+        projection,
+        has_output_bias: false,
         has_sinks: false,
     })
+}
+
+/// Makes experts without biases from their number, those that a token uses, and the width of one.
+///
+/// # Errors
+/// There are more than `MAX_EXPERTS`, or fewer than a token uses.
+pub fn experts(
+    k: Keys<'_>,
+    (count, active, width): (usize, usize, usize),
+    router: RouterKind,
+) -> Result<ExpertLayer> {
+    if count > MAX_EXPERTS {
+        return Err(k.invalid(format!("`num_experts` is {count}, more than {MAX_EXPERTS}")));
+    }
+    match active <= count {
+        true => Ok(ExpertLayer { count, active, width, has_bias: false, router }),
+        false => Err(k.invalid(format!("`num_experts_per_tok` is {active} of {count} experts"))),
+    }
 }
 
 /// Returns the rope of layers of a type, and the factor that it puts on their scores. Only if `is_partial` is set,

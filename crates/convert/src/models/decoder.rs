@@ -14,7 +14,6 @@
 use crate::lower::Activation;
 use crate::plan::PartKinds;
 use crate::quant::Quant;
-use crate::variants::ZayaSkip;
 use anemoe_bundle::{Assistant, Centroids, Rope};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -64,6 +63,8 @@ pub struct Decoder {
     pub preset: Preset,
     /// Kind of attention where the options name none and ask for fewer than 8 bits, with the reason.
     pub attention_kind: Option<(Quant, &'static str)>,
+    /// Names and values of the choices of [`Variants`](crate::variants::Variants) that programs depend on.
+    pub readings: BTreeMap<String, String>,
     /// Sizes for people, by configuration key.
     pub summary: BTreeMap<String, Value>,
 }
@@ -229,8 +230,8 @@ pub enum RouterKind {
     Network {
         /// Width of the network.
         width: usize,
-        /// Output of the class behind the last expert.
-        skip: ZayaSkip,
+        /// True if the class behind the last expert gives its input times the probability; else it gives nothing.
+        passes_input: bool,
     },
 }
 

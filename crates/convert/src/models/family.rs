@@ -1,17 +1,14 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
-use super::chain_builder::{
-    HIDDEN, OutputHead, layer_groups, normalized, not_ours, register, split_by_token_count,
-};
+use super::chain_builder::{HIDDEN, OutputHead, normalized, not_ours, register, split_by_token_count};
 use super::checked::{BY_NORM, CheckedCheckpoint};
-use super::decoder::{Decoder, Preset, Residual, RouterKind};
+use super::decoder::{Decoder, Preset, Residual};
 use super::keys::eos_token_ids;
 use super::tensor_table::{TOKEN_ORDERING, TensorRow};
 use crate::context_buckets::ContextBuckets;
 use crate::lower::Stored;
 use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
 use crate::quant::{Granularity, MatrixQuant, Quant};
-use crate::variants::{HADAMARD, ROTATION};
 use crate::{Error, Result};
 use anemoe_bundle::{
     Cache, Chain, Embedding, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount,
@@ -49,24 +46,21 @@ pub struct Family {
     pub decoder: Decoder,
     /// The checkpoint, whose tensors fit the description.
     pub checked: CheckedCheckpoint,
-    /// Tensors of each layer, by role.
-    pub(super) rows: Vec<BTreeMap<&'static str, TensorRow>>,
+    /// Tensors of each layer.
+    pub(super) rows: Vec<Vec<TensorRow>>,
     remarks: Remarks,
     /// SHA-256 of the tokens that matrices are compressed for, where they are for any.
     pub calibration: Option<String>,
 }
 
 impl Family {
-    /// Checks the name and shape of every tensor of a checkpoint.
-    ///
-    /// # Errors
-    /// A tensor is missing, superfluous or of another shape.
+    /// Makes the family of a checkpoint whose tensors fit the description.
     pub(super) fn new(mut decoder: Decoder, checked: CheckedCheckpoint, remarks: Remarks) -> Family {
         decoder.eos = eos_token_ids(&checked.checkpoint, &decoder.eos, decoder.vocab);
-        let mut rows = vec![BTreeMap::new(); decoder.layers.len()];
+        let mut rows = vec![Vec::new(); decoder.layers.len()];
         for row in decoder.tensors() {
             if let Some(own) = row.layer.and_then(|l| rows.get_mut(l)) {
-                own.insert(row.role, row);
+                own.push(row);
             }
         }
         Family { decoder, checked, rows, remarks, calibration: None }
@@ -106,7 +100,11 @@ impl Family {
     /// Returns the layers that share a package.
     fn groups(&self, options: &PlanOptions) -> Vec<Range<usize>> {
         match self.decoder.residual {
-            Residual::Affine => layer_groups(self.decoder.layers.len(), options),
+            // As many layers as the options allow, the last group with the rest; none where they join no layers.
+            Residual::Affine => options.layers_per_shard().map_or_else(Vec::new, |most| {
+                let n = self.decoder.layers.len();
+                (0..n).step_by(most.get()).map(|first| first..(first + most.get()).min(n)).collect()
+            }),
             Residual::Plain | Residual::LayerScalar => self.groups_in_packages(options),
         }
     }
@@ -258,13 +256,6 @@ impl Family {
             eos_token_ids: d.eos.clone(),
             final_logit_softcapping: d.softcap,
         };
-        let mut readings = BTreeMap::new();
-        if let Some(RouterKind::Network { skip, .. }) = d.experts().map(|e| e.router) {
-            readings.insert("zaya_skip".to_string(), skip.name().to_string());
-        }
-        if d.is_rotated {
-            readings.insert(ROTATION.to_string(), HADAMARD.to_string());
-        }
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
         let is_sorted = self.sorts_head(options);
         let is_looked_up = d.assistant.as_ref().is_none_or(|of| of.centroids.is_some());
@@ -274,7 +265,7 @@ impl Family {
             family: d.family.into(),
             source: self.checked.checkpoint.name.clone(),
             checkpoint_sha256: None,
-            readings,
+            readings: d.readings.clone(),
             options: serde_json::Value::Null,
             gates: None,
             importance: None,

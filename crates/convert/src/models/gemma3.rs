@@ -1,13 +1,12 @@
 //! Gemma 3 without images: dense layers with norms around each branch (`model_type` gemma3_text, and gemma3 for the
 //! text model of a checkpoint with images).
 
-use super::common_keys::{FULL, FULL_ATTENTION, SLIDING, SLIDING_ATTENTION, decoder, rope, windows};
-use super::decoder::{Attention, Decoder, HeadNorm, Layer, Norms, QkvProjection, ValueSource};
+use super::common_keys::{attention_of, decoder, windows};
+use super::decoder::{Decoder, HeadNorm, Layer, Norms, QkvProjection, ValueSource};
 use super::keys::Keys;
 use crate::Result;
 use crate::lower::Activation;
-use anemoe_bundle::Rope;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Names of tensors, where other families have other ones.
 const NAMES: &[(&str, &str)] = &[
@@ -36,31 +35,17 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     let key =
         ["sliding_window_pattern", "_sliding_window_pattern"].into_iter().find(|key| k.get(key).is_some());
     let pattern = key.map_or(Ok(PATTERN), |key| k.size(key))?;
-    let heads = k.size_or("num_attention_heads", 8)?;
-    let kv_heads = k.size_or("num_key_value_heads", 4)?;
-    let head_dim = k.size_or("head_dim", 256)?;
-    k.check_heads(heads, kv_heads)?;
+    let heads = (k.size_or("num_attention_heads", 8)?, k.size_or("num_key_value_heads", 4)?);
+    let sizes = (heads.0, heads.1, k.size_or("head_dim", 256)?);
+    let projection =
+        QkvProjection::Direct { norm: HeadNorm::PerHead, values: ValueSource::Own, has_bias: false };
     let scalar = k.number("query_pre_attn_scalar")?.unwrap_or(256.0);
     let width = k.size("intermediate_size")?;
     let mut layers = Vec::new();
     for window in windows(k, |l| (l + 1) % pattern != 0)? {
-        let (rope, factor) = own_rope(k, window.is_none(), head_dim)?;
-        let attention = Attention {
-            kind: if window.is_none() { FULL } else { SLIDING },
-            heads,
-            kv_heads,
-            head_dim,
-            window,
-            rope,
-            scale: (factor / scalar.sqrt()) as f32,
-            projection: QkvProjection::Direct {
-                norm: HeadNorm::PerHead,
-                values: ValueSource::Own,
-                has_bias: false,
-            },
-            has_output_bias: false,
-            has_sinks: false,
-        };
+        let own = with_rope(k, window.is_none());
+        let own = Keys { map: &own, path: k.path };
+        let attention = attention_of(own, sizes, window, scalar.sqrt(), projection)?;
         layers.push(Layer { attention, activation: Activation::GeluTanh, dense: Some(width), experts: None });
     }
     let d = decoder(k, "gemma3", true, layers)?;
@@ -76,18 +61,15 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     })
 }
 
-/// Returns the rope of a layer. `rope_scaling`, of the older spelling, is that of the full layers alone.
-fn own_rope(k: Keys<'_>, is_full: bool, head_dim: usize) -> Result<(Rope, f64)> {
-    let (of, key, theta) = match is_full {
-        true => (FULL_ATTENTION, "rope_theta", THETAS.0),
-        false => (SLIDING_ATTENTION, "rope_local_base_freq", THETAS.1),
-    };
+/// Returns the keys with those of a layer's rope. `rope_scaling`, of the older spelling, is that of the full layers alone.
+fn with_rope(k: Keys<'_>, is_full: bool) -> Map<String, Value> {
+    let (key, theta) = if is_full { ("rope_theta", THETAS.0) } else { ("rope_local_base_freq", THETAS.1) };
     let mut own = k.map.clone();
     own.insert("rope_theta".into(), k.get(key).cloned().unwrap_or(json!(theta)));
     if !is_full {
         own.remove("rope_scaling");
     }
-    rope(Keys { map: &own, path: k.path }, of, head_dim, false)
+    own
 }
 
 /// Returns the published configuration of Gemma-3-1B.

@@ -1,11 +1,11 @@
 //! Gemma 4 with experts (Gemma-4-26B-A4B) and without (Gemma-4-31B): `model_type` gemma4 or gemma4_text, in the published form and
 //! in the form that transformers saves. `gemma4_assistant` is a model without keys and values that drafts for one of these.
 
-use super::common_keys::{FULL, FULL_ATTENTION, SLIDING, SLIDING_ATTENTION, decoder, rope};
+use super::common_keys::{FULL_ATTENTION, SLIDING_ATTENTION, attention_of, decoder, experts};
 use super::decoder::{
-    Attention, Decoder, ExpertLayer, HeadNorm, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource,
+    Attention, Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource,
 };
-use super::keys::Keys;
+use super::keys::{Keys, merged};
 use crate::Result;
 use crate::lower::Activation;
 use anemoe_bundle::{Assistant, Centroids};
@@ -36,7 +36,14 @@ pub const PREFIXES: &[&str] = &["model.language_model.", "model.", "language_mod
 pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     expect_common(k)?;
     k.expect("num_kv_shared_layers", &[json!(0)])?;
-    let experts = k.flag("enable_moe_block", false)?.then(|| experts(k)).transpose()?;
+    let router = RouterKind::Linear { has_bias: false, renormalizes: true, is_scaled: true };
+    let experts = match k.flag("enable_moe_block", false)? {
+        false => None,
+        true => {
+            let (count, active) = (k.size("num_experts")?, k.size("top_k_experts")?);
+            Some(experts(k, (count, active, k.size("moe_intermediate_size")?), router)?)
+        }
+    };
     let dense = k.size("intermediate_size")?;
     let attentions = attentions(k)?;
     let full = attentions.iter().filter(|a| a.window.is_none()).count();
@@ -118,13 +125,6 @@ fn expect_common(k: Keys<'_>) -> Result<()> {
     k.expect("attn_logit_softcapping", &[])
 }
 
-fn experts(k: Keys<'_>) -> Result<ExpertLayer> {
-    let (count, active) = (k.size("num_experts")?, k.size("top_k_experts")?);
-    k.check_experts(count, active)?;
-    let router = RouterKind::Linear { has_bias: false, renormalizes: true, is_scaled: true };
-    Ok(ExpertLayer { count, active, width: k.size("moe_intermediate_size")?, has_bias: false, router })
-}
-
 fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
     let count = k.layers()?;
     let types = k.layer_types(count, &[FULL_ATTENTION, SLIDING_ATTENTION])?;
@@ -163,26 +163,15 @@ fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
                 }
             }
         }
-        k.check_heads(heads, kv_heads)?;
-        let (rope, factor) = rope(k, of, d, false)?;
-        let kind = if is_full { FULL } else { SLIDING };
+        let values = if k_eq_v && is_full { ValueSource::KeysNormed } else { ValueSource::OwnNormed };
+        let projection = QkvProjection::Direct { norm: HeadNorm::PerHead, values, has_bias: false };
+        let window = (!is_full).then_some(window);
+        let attention = attention_of(k, (heads, kv_heads, d), window, 1.0, projection)?;
         // A rope and a cache are shared by all layers of a kind.
-        if all.iter().any(|a| a.kind == kind && a.head_dim != d) {
+        if all.iter().any(|a| a.kind == attention.kind && a.head_dim != d) {
             return Err(k.unsupported("layers of one kind with different head_dim".into()));
         }
-        let values = if k_eq_v && is_full { ValueSource::KeysNormed } else { ValueSource::OwnNormed };
-        all.push(Attention {
-            kind,
-            heads,
-            kv_heads,
-            head_dim: d,
-            window: (!is_full).then_some(window),
-            rope,
-            scale: factor as f32,
-            projection: QkvProjection::Direct { norm: HeadNorm::PerHead, values, has_bias: false },
-            has_output_bias: false,
-            has_sinks: false,
-        });
+        all.push(attention);
     }
     Ok(all)
 }
@@ -214,21 +203,12 @@ pub fn published_config() -> Value {
 
 /// Returns the published configuration of the assistant of Gemma-4-26B-A4B.
 pub fn published_assistant() -> Value {
-    let mut text = published_config()["text_config"].take();
-    for (key, value) in [
-        ("hidden_size", json!(1024)),
-        ("intermediate_size", json!(8192)),
-        ("num_hidden_layers", json!(4)),
-        ("num_kv_shared_layers", json!(4)),
-        (
-            "layer_types",
-            json!(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]),
-        ),
-        ("enable_moe_block", json!(false)),
-        ("final_logit_softcapping", Value::Null),
-    ] {
-        text[key] = value;
-    }
+    let own = json!({
+        "hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 4, "num_kv_shared_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "enable_moe_block": false, "final_logit_softcapping": null
+    });
+    let text = merged(published_config()["text_config"].take(), own);
     json!({
         "model_type": "gemma4_assistant", "tie_word_embeddings": true, "backbone_hidden_size": 2816,
         "use_ordered_embeddings": false, "text_config": text

@@ -1,7 +1,7 @@
 //! gpt-oss: sinks in the softmax, biases everywhere, every second layer with a window, a clamped gate (`model_type`
 //! gpt_oss).
 
-use super::common_keys::{SILU, attention, decoder, windows};
+use super::common_keys::{SILU, attention, decoder, experts, windows};
 use super::decoder::{Attention, Decoder, ExpertLayer, HeadNorm, Layer, RouterKind};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
@@ -11,8 +11,7 @@ use crate::lower::Activation;
 use serde_json::{Value, json};
 
 /// Names of tensors, where other families have other ones.
-const NAMES: &[(&str, &str)] =
-    &[("router_logits", "mlp.router.weight"), ("router_logits_bias", "mlp.router.bias")];
+const NAMES: &[(&str, &str)] = &[("router_logits", "mlp.router.weight")];
 
 /// Returns the rope of a configuration that names none.
 fn default_rope() -> Value {
@@ -33,10 +32,9 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     let k = Keys { map: &own, path: k.path };
     let bias = k.flag("attention_bias", true)?;
     let (count, active) = (k.size("num_local_experts")?, k.size("num_experts_per_tok")?);
-    k.check_experts(count, active)?;
     let router = RouterKind::Linear { has_bias: true, renormalizes: true, is_scaled: false };
-    let width = k.size("intermediate_size")?;
-    let experts = Some(ExpertLayer { count, active, width, has_bias: true, router });
+    let experts = experts(k, (count, active, k.size("intermediate_size")?), router)?;
+    let experts = Some(ExpertLayer { has_bias: true, ..experts });
     let activation = Activation::ClampedSilu {
         limit: k.number("swiglu_limit")?.unwrap_or(7.0) as f32,
         steepness: k.number("swiglu_alpha")?.unwrap_or(1.702) as f32,

@@ -14,8 +14,6 @@ const MIN_EPSILON: f64 = 1e-20;
 /// Largest epsilon.
 const MAX_EPSILON: f64 = 0.1;
 
-/// Most experts of a layer: far more than any model has. One layout has a tensor for each expert.
-const MAX_EXPERTS: usize = 4096;
 /// Most layers of a model.
 const MAX_LAYERS: usize = 1000;
 
@@ -160,20 +158,6 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Checks the number of a layer's experts, of which a token uses `active`.
-    ///
-    /// # Errors
-    /// There are more than `MAX_EXPERTS`, or fewer than a token uses.
-    pub fn check_experts(&self, count: usize, active: usize) -> Result<()> {
-        if count > MAX_EXPERTS {
-            return Err(self.invalid(format!("`num_experts` is {count}, more than {MAX_EXPERTS}")));
-        }
-        match active <= count {
-            true => Ok(()),
-            false => Err(self.invalid(format!("`num_experts_per_tok` is {active} of {count} experts"))),
-        }
-    }
-
     /// Returns the values of keys that are there, for people.
     pub fn summary(&self, keys: &[&str]) -> BTreeMap<String, Value> {
         keys.iter().filter_map(|key| Some(((*key).to_string(), self.get(key)?.clone()))).collect()
@@ -255,6 +239,14 @@ impl<'a> Keys<'a> {
             }
         }
     }
+}
+
+/// Returns an object with the keys of another one, which replace its own.
+pub fn merged(mut object: Value, other: Value) -> Value {
+    if let (Some(map), Value::Object(other)) = (object.as_object_mut(), other) {
+        map.extend(other);
+    }
+    object
 }
 
 /// Returns the tokens that end a text: those of the generation configuration, of the configuration, then `own`.

@@ -1,17 +1,16 @@
 //! Parts of packages that follow from a layer's description: weights, ops, and the host's bindings.
 
-use super::chain_builder::{self, attention_functions, named};
+use super::chain_builder::{self, attention_functions, calls, named};
 use super::decoder::{
     Attention, ExpertLayer, HeadNorm, Layer, Norms, QkvProjection, RouterKind, ValueSource,
 };
 use super::family::Family;
 use super::tensor_table::{ModelPart, TensorRow};
-use crate::form::{ExpertForm, HistoryForm, ShardForm};
+use crate::form::{CacheForm, ExpertForm, HistoryForm, IoForm, ShardForm};
 use crate::lower::{
-    self, CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput, KV_PLACE, Lowering, NormShape, PositionInputs,
-    QueryInputs, SharedCache,
+    self, CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput, KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape,
+    PositionInputs, QueryInputs, SharedCache,
 };
-use crate::models::chain_builder::calls;
 use crate::plan::{MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan, bank_name};
 use crate::{Error, Result};
 use anemoe_bundle::{HostInput, InputBinding, Kept, ShardKind};
@@ -50,122 +49,78 @@ impl Family {
     /// # Errors
     /// The description has no such tensor, a fault of the planner.
     pub(super) fn row(&self, l: usize, role: &str) -> Result<&TensorRow> {
-        let found = self.rows.get(l).and_then(|rows| rows.get(role));
+        let found = self.rows.get(l).and_then(|rows| rows.iter().find(|row| row.role == role));
         found.ok_or_else(|| Error::usage(format!("layer {l} has no tensor of the role `{role}`")))
     }
 
-    /// Plans the matrix of a role in layer `l`.
-    pub(super) fn matrix(&self, options: &PlanOptions, l: usize, role: &str) -> Result<MatrixPlan> {
-        let row = self.row(l, role)?;
+    /// Plans the weights of these roles in layer `l`, in this order, as far as the layer has them.
+    pub(super) fn weights(&self, options: &PlanOptions, l: usize, roles: &[&str]) -> Weights {
+        let mut w = Weights::default();
+        for row in roles.iter().filter_map(|role| self.row(l, role).ok()) {
+            match (row.role, row.shape.len()) {
+                ("conv_depthwise", _) => {
+                    for (name, every) in [("depthwise_before", (0, 2)), ("depthwise_now", (1, 2))] {
+                        w.vectors.push(VectorPlan { name: name.into(), every, ..self.vector(l, row) });
+                    }
+                }
+                (_, 1) => w.vectors.push(self.vector(l, row)),
+                _ => w.matrices.push(self.matrix(options, row)),
+            }
+        }
+        w
+    }
+
+    /// Plans the weights of attention, from the normalized stream to the output projection.
+    pub(super) fn attention_weights(&self, options: &PlanOptions, l: usize) -> Weights {
+        let own = self.rows[l].iter().filter(|row| row.part == ModelPart::Attention);
+        self.weights(options, l, &own.map(|row| row.role).collect::<Vec<_>>())
+    }
+
+    fn matrix(&self, options: &PlanOptions, row: &TensorRow) -> MatrixPlan {
         let is_network = |e: &ExpertLayer| matches!(e.router, RouterKind::Network { .. });
         let part = match row.part {
             ModelPart::Router if self.decoder.experts().is_some_and(is_network) => "router_mlp",
             part => part.name(),
         };
         let (rows, cols) = (row.shape[0] as usize, row.shape[1..].iter().product::<u64>() as usize);
-        Ok(chain_builder::matrix(options, role, part, row.name.clone(), 0, (rows, cols)))
-    }
-
-    /// Plans the vector of a role as one factor per channel of `[1, C, 1, T]`: `NAME_weight`.
-    pub(super) fn channels(&self, l: usize, role: &str, name: &str) -> Result<VectorPlan> {
-        let row = self.row(l, role)?;
-        Ok(VectorPlan::channels(format!("{name}_weight"), row.name.clone(), row.elements() as usize))
-    }
-
-    /// Plans the weights of a norm over the channels: `NAME_weight`.
-    pub(super) fn norm(&self, l: usize, role: &str, name: &str) -> Result<VectorPlan> {
-        Ok(VectorPlan { offset: self.decoder.norm_offset, ..self.channels(l, role, name)? })
-    }
-
-    /// Plans the weights of a norm after a branch, which divide the branch by the stream's unit.
-    pub(super) fn post_norm(&self, l: usize, role: &str) -> Result<VectorPlan> {
-        Ok(VectorPlan { scale: self.decoder.stream_unit.recip(), ..self.norm(l, role, role)? })
-    }
-
-    /// Plans a convolution's bias: the vector of a role, under its own name.
-    fn bias(&self, l: usize, role: &str) -> Result<VectorPlan> {
-        let row = self.row(l, role)?;
-        Ok(VectorPlan::bias(role, row.name.clone(), row.elements() as usize))
-    }
-
-    /// Plans the weights of attention, from the normalized stream to the output projection.
-    pub(super) fn attention_weights(&self, options: &PlanOptions, l: usize) -> Result<Weights> {
-        let a = &self.decoder.layers[l].attention;
-        let mut w = Weights::default();
-        w.matrices.push(self.matrix(options, l, "q_proj")?);
-        if a.projection != QkvProjection::Lent {
-            w.matrices.push(self.matrix(options, l, "k_proj")?);
+        let mut plan = chain_builder::matrix(options, row.role, part, row.name.clone(), 0, (rows, cols));
+        if row.role == "conv_grouped" {
+            plan.taps = CCA_HISTORY;
+            plan.quant = options.resolve_kernel(part, rows, cols, CCA_HISTORY);
         }
-        match a.projection {
-            QkvProjection::Direct { norm, values, has_bias } => {
-                if values != ValueSource::KeysNormed {
-                    w.matrices.push(self.matrix(options, l, "v_proj")?);
-                }
-                if norm != HeadNorm::None {
-                    let mut q = self.norm(l, "q_norm", "q_norm")?;
-                    let mut k = self.norm(l, "k_norm", "k_norm")?;
-                    q.scale = a.scale;
-                    if norm == HeadNorm::PerHead {
-                        for v in [&mut q, &mut k] {
-                            v.dims = vec![1, 1, 1, a.head_dim as u64];
-                        }
-                    }
-                    w.vectors.extend([q, k]);
-                }
-                if has_bias {
-                    w.vectors.push(self.bias(l, "q_proj_bias")?);
-                    w.vectors.push(self.bias(l, "k_proj_bias")?);
-                    if values != ValueSource::KeysNormed {
-                        w.vectors.push(self.bias(l, "v_proj_bias")?);
-                    }
-                }
+        plan
+    }
+
+    /// Plans a vector: norms and other factors of channels, `ROLE_weight` of shape `[1, C, 1, 1]`; biases of products, `ROLE`
+    /// of shape `[C]`; and vectors of other shapes and names.
+    pub(super) fn vector(&self, l: usize, row: &TensorRow) -> VectorPlan {
+        let (d, a, n) = (&self.decoder, &self.decoder.layers[l].attention, row.elements() as usize);
+        let named = |name: &str| VectorPlan::channels(name, row.name.clone(), n);
+        let weight = named(&format!("{}_weight", row.role));
+        let norm = VectorPlan { offset: d.norm_offset, ..weight.clone() };
+        let head_norm = match a.projection {
+            QkvProjection::Direct { norm: HeadNorm::WholeRow, .. } => norm.clone(),
+            _ => VectorPlan { dims: vec![1, 1, 1, a.head_dim as u64], ..norm.clone() },
+        };
+        let heads = vec![1, (a.heads + a.kv_heads) as u64, 1, a.head_dim as u64];
+        match row.role {
+            "q_norm" => VectorPlan { scale: a.scale, ..head_norm },
+            "k_norm" => head_norm,
+            "conv_depthwise" => VectorPlan { dims: heads, ..weight },
+            "conv_depthwise_bias" => VectorPlan { dims: heads, ..named("depthwise_bias") },
+            // Keys are scaled by the temperature, and by the factor of the scores.
+            "temperature" => VectorPlan { scale: a.scale, ..named("k_norm_weight") },
+            // A norm after a branch divides the branch by the stream's unit.
+            "post_attention_norm" | "post_feedforward_norm" => {
+                VectorPlan { scale: d.stream_unit.recip(), ..norm }
             }
-            QkvProjection::Convolved => self.convolutions(options, l, &mut w)?,
-            QkvProjection::Lent => {
-                let dims = vec![1, 1, 1, a.head_dim as u64];
-                w.vectors.push(VectorPlan { dims, scale: a.scale, ..self.norm(l, "q_norm", "q_norm")? });
-            }
+            "router_input" => VectorPlan { scale: (d.hidden as f32).sqrt().recip(), ..weight },
+            "hidden_out" => weight,
+            "sinks" | "router_state_scale" | "balancing_biases" => named(row.role),
+            role if role.contains("_residual_") => named(role),
+            role if role.ends_with("_bias") => VectorPlan::bias(role, row.name.clone(), n),
+            _ => norm,
         }
-        w.matrices.push(self.matrix(options, l, "o_proj")?);
-        if a.has_output_bias {
-            w.vectors.push(self.bias(l, "o_proj_bias")?);
-        }
-        if a.has_sinks {
-            w.vectors.push(VectorPlan { name: "sinks".into(), ..self.channels(l, "sinks", "sinks")? });
-        }
-        Ok(w)
-    }
-
-    /// Adds the weights of the convolutions of [`QkvProjection::Convolved`].
-    fn convolutions(&self, options: &PlanOptions, l: usize, w: &mut Weights) -> Result<()> {
-        let a = &self.decoder.layers[l].attention;
-        for role in ["v_proj_current", "v_proj_delayed"] {
-            w.matrices.push(self.matrix(options, l, role)?);
-        }
-        let mut grouped = self.matrix(options, l, "conv_grouped")?;
-        let (rows, cols) = (grouped.rows, grouped.cols);
-        grouped.taps = CCA_HISTORY;
-        grouped.quant = options.resolve_kernel("attention", rows, cols, CCA_HISTORY);
-        w.matrices.push(grouped);
-        let dims = vec![1, (a.heads + a.kv_heads) as u64, 1, a.head_dim as u64];
-        for (name, role, every) in [
-            ("depthwise_before", "conv_depthwise", (0, 2)),
-            ("depthwise_now", "conv_depthwise", (1, 2)),
-            ("depthwise_bias", "conv_depthwise_bias", (0, 1)),
-        ] {
-            let own = self.channels(l, role, role)?;
-            w.vectors.push(VectorPlan { name: name.into(), dims: dims.clone(), every, ..own });
-        }
-        w.vectors.push(self.bias(l, "conv_grouped_bias")?);
-        // Keys are scaled by the temperature, and by the factor of the scores.
-        let temperature = self.channels(l, "temperature", "k_norm")?;
-        w.vectors.push(VectorPlan { scale: a.scale, ..temperature });
-        Ok(())
-    }
-
-    /// Plans the weights of a dense MLP.
-    pub(super) fn dense_matrices(&self, options: &PlanOptions, l: usize) -> Result<Vec<MatrixPlan>> {
-        ["gate_proj", "up_proj", "down_proj"].iter().map(|role| self.matrix(options, l, role)).collect()
     }
 
     /// Plans the weights of a package's experts, from `first` on, whose matrices have the layout of the sort `kind`.
@@ -433,12 +388,17 @@ impl Family {
     pub(super) fn position_inputs(&self, l: usize, form: ShardForm) -> BTreeMap<String, InputBinding> {
         let a = &self.decoder.layers[l].attention;
         let kind = || a.kind.to_string();
+        // Slots that a call leaves as they are, and those of its tokens.
+        let (keep, place) = match form.io {
+            IoForm::ChannelsFirst => (HostInput::Keep(kind()), HostInput::Place(kind())),
+            IoForm::ChannelsLast => (HostInput::KeepRow(kind()), HostInput::PlaceRows(kind())),
+        };
         let mut inputs = named(vec![
             ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind()))),
             ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind()))),
             ("mask", InputBinding::Host(chain_builder::mask_input(form, kind()))),
-            ("kv_keep", InputBinding::Host(chain_builder::keep_input(form, kind()))),
-            ("kv_place", InputBinding::Host(chain_builder::place_input(form, kind()))),
+            ("kv_keep", InputBinding::Host(keep)),
+            ("kv_place", InputBinding::Host(place)),
         ]);
         if a.projection == QkvProjection::Convolved && form.history == HistoryForm::State {
             inputs.insert("carry".into(), InputBinding::Host(HostInput::Carry(CCA_HISTORY)));
@@ -448,7 +408,11 @@ impl Family {
 
     /// Binds the rows that the host keeps of layer `l`, whose names begin with `scope`.
     pub(super) fn kept_rows(&self, l: usize, form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
-        let mut kept = chain_builder::kept_cache(form, scope);
+        let mut kept = BTreeMap::new();
+        if form.cache == CacheForm::Host {
+            let cache = Kept::Cache { rows: format!("{scope}{KV_ROWS}"), place: KV_PLACE.into() };
+            kept.insert(format!("{scope}{KV_CACHE}"), cache);
+        }
         let is_convolved = self.decoder.layers[l].attention.projection == QkvProjection::Convolved;
         if is_convolved && form.history == HistoryForm::Host {
             let (heads, channels) = self.attention_shape(l, 0, 0, form).history_shape();

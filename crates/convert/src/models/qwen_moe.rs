@@ -1,6 +1,6 @@
 //! Qwen3-MoE and OLMoE: experts behind a router of one matrix (`model_type` qwen3_moe, olmoe).
 
-use super::common_keys::{attention, decoder, expect_silu, sliding};
+use super::common_keys::{self, attention, decoder, expect_silu, sliding};
 use super::decoder::{Decoder, ExpertLayer, HeadNorm, Layer, RouterKind};
 use super::keys::Keys;
 use super::tensor_table::TensorRow;
@@ -71,11 +71,9 @@ fn experts_key(k: Keys<'_>) -> Result<usize> {
 }
 
 fn experts(k: Keys<'_>, count: usize, width: usize) -> Result<ExpertLayer> {
-    let active = k.size("num_experts_per_tok")?;
-    k.check_experts(count, active)?;
     let renormalizes = k.flag("norm_topk_prob", false)?;
     let router = RouterKind::Linear { has_bias: false, renormalizes, is_scaled: false };
-    Ok(ExpertLayer { count, active, width, has_bias: false, router })
+    common_keys::experts(k, (count, k.size("num_experts_per_tok")?, width), router)
 }
 
 /// Returns the places of a stack of experts in a checkpoint that has tensors for each expert.

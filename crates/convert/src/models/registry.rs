@@ -6,7 +6,7 @@ use super::keys::Keys;
 use super::tensor_table::TensorRow;
 use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
 use crate::checkpoint::{Checkpoint, TensorOrigin};
-use crate::variants::Variants;
+use crate::variants::{HADAMARD, ROTATION, Variants};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -149,6 +149,9 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
         && decoder.layers.iter().all(|l| l.attention.window.is_none())
     {
         decoder.summary.remove("sliding_window");
+    }
+    if variants.is_rotated {
+        decoder.readings.insert(ROTATION.into(), HADAMARD.into());
     }
     Ok(Decoder { is_rotated: variants.is_rotated, ..decoder })
 }

@@ -8,7 +8,7 @@
 //! Residual rotation after folding norms, and rotation of values: QuaRot, arXiv 2404.00456, sections 4 and 4.1.
 
 use super::checked::is_unneeded;
-use super::decoder::{Decoder, Norms, QkvProjection, Residual, RouterKind, ValueSource};
+use super::decoder::{Decoder, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource};
 use super::tensor_table::{check_tensors, full_name};
 use super::{describe, prefix};
 use crate::checkpoint::{Checkpoint, Rotation, TensorRotation, rotated};
@@ -54,53 +54,38 @@ pub fn rotate(checkpoint: Checkpoint) -> Result<Checkpoint> {
 /// Lists what becomes of the tensors, by their names in the checkpoint.
 fn changes(d: &Decoder, prefix: &str) -> BTreeMap<String, TensorRotation> {
     let stream = Arc::new(Rotation::new(d.hidden));
+    let of_values = |layer: &Layer| match layer.attention.projection {
+        QkvProjection::Direct { values: ValueSource::Own, .. } => {
+            Some(Arc::new(Rotation::new(layer.attention.head_dim)))
+        }
+        _ => None,
+    };
     let name = |layer: Option<usize>, role: &str| full_name(prefix, &d.tensor(layer, role));
-    let present = d.tensors();
+    let within: Vec<Option<Arc<Rotation>>> = d.layers.iter().map(of_values).collect();
     let mut all = BTreeMap::new();
-    let mut change = |layer: Option<usize>, role: &str, change: TensorRotation| {
-        if present.iter().any(|row| row.layer == layer && row.role == role) {
-            all.insert(name(layer, role), change);
-        }
-    };
-    let reads = |norm: String| TensorRotation {
-        scale: Some(norm),
-        inputs: Some(Arc::clone(&stream)),
-        ..TensorRotation::default()
-    };
-    let writes = || TensorRotation { outputs: Some(Arc::clone(&stream)), ..TensorRotation::default() };
-    let one = || TensorRotation { is_one: true, ..TensorRotation::default() };
-    change(
-        None,
-        "embedding",
-        TensorRotation { inputs: Some(Arc::clone(&stream)), ..TensorRotation::default() },
-    );
-    change(None, "final_norm", one());
-    for (l, layer) in d.layers.iter().enumerate() {
-        let l = Some(l);
-        let within = Arc::new(Rotation::new(layer.attention.head_dim));
-        let has_values =
-            matches!(layer.attention.projection, QkvProjection::Direct { values: ValueSource::Own, .. });
-        let of_values = has_values.then_some(within);
-        for role in ["q_proj", "k_proj"] {
-            change(l, role, reads(name(l, "input_norm")));
-        }
-        change(l, "v_proj", TensorRotation { outputs: of_values.clone(), ..reads(name(l, "input_norm")) });
-        change(l, "v_proj_bias", TensorRotation { outputs: of_values.clone(), ..TensorRotation::default() });
-        change(l, "o_proj", TensorRotation { inputs: of_values, ..writes() });
-        change(l, "o_proj_bias", writes());
-        for role in ["gate_proj", "up_proj"] {
-            change(l, role, reads(name(l, "dense_input")));
-        }
-        for role in ["router_logits", "gate_up"] {
-            change(l, role, reads(name(l, "expert_input")));
-        }
-        for role in ["down_proj", "down"] {
-            change(l, role, writes());
-        }
-        change(l, "down_bias", TensorRotation { is_vectors: true, ..writes() });
-        for role in ["input_norm", "dense_input", "expert_input"] {
-            change(l, role, one());
-        }
+    let plain = TensorRotation::default;
+    let reads =
+        |norm: String| TensorRotation { scale: Some(norm), inputs: Some(Arc::clone(&stream)), ..plain() };
+    let writes = || TensorRotation { outputs: Some(Arc::clone(&stream)), ..plain() };
+    for row in d.tensors() {
+        let l = row.layer;
+        let of_values = || l.and_then(|l| within[l].clone());
+        let change = match row.role {
+            "embedding" => TensorRotation { inputs: Some(Arc::clone(&stream)), ..plain() },
+            "q_proj" | "k_proj" => reads(name(l, "input_norm")),
+            "v_proj" => TensorRotation { outputs: of_values(), ..reads(name(l, "input_norm")) },
+            "v_proj_bias" => TensorRotation { outputs: of_values(), ..plain() },
+            "o_proj" => TensorRotation { inputs: of_values(), ..writes() },
+            "gate_proj" | "up_proj" => reads(name(l, "dense_input")),
+            "router_logits" | "gate_up" => reads(name(l, "expert_input")),
+            "o_proj_bias" | "down_proj" | "down" => writes(),
+            "down_bias" => TensorRotation { is_vectors: true, ..writes() },
+            "final_norm" | "input_norm" | "dense_input" | "expert_input" => {
+                TensorRotation { is_one: true, ..plain() }
+            }
+            _ => continue,
+        };
+        all.insert(full_name(prefix, &row.name), change);
     }
     let from = name(None, if d.is_tied { "embedding" } else { "head" });
     let head = TensorRotation { from: Some(from), ..reads(name(None, "final_norm")) };

@@ -2,8 +2,8 @@
 //! their branch adds to it. Each layer has attention and experts; the router may be in the package of the experts.
 
 use super::chain_builder::{
-    ExpertUnit, HIDDEN, calls, functions, named, not_ours, output, packing_of, register, rows_of, run,
-    unit_name,
+    ExpertUnit, HIDDEN, expert_units, functions, layers_name, named, not_ours, output, packing_of, register,
+    rows_of, run,
 };
 use super::decoder::{ExpertLayer, RouterKind};
 use super::family::Family;
@@ -12,7 +12,6 @@ use super::tensor_roles::AFFINE;
 use crate::form::{HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use crate::lower::{self, HistoryInput, Lowering, NormShape, Stored};
 use crate::plan::{CHOICES_UNIT, Packing, PlanOptions, PlannedShard, VectorPlan, layer_scope};
-use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
@@ -31,17 +30,6 @@ const ROUTER_STATE: &str = "router_state";
 const HALVES: [(&str, &str, &str); 2] =
     [("attention_norm", "input_norm", "attention_residual"), ("moe_norm", "expert_input", "moe_residual")];
 
-/// Role of a function of a package of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MoeRole {
-    /// Routes, and computes all experts.
-    Whole,
-    /// Routes.
-    Router,
-    /// Computes experts that the host chose.
-    Experts,
-}
-
 fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
     match packs {
         1 => moe_vectors(layer),
@@ -54,13 +42,8 @@ fn moe_vectors(layer: usize) -> String {
     format!("L{layer:02}.moe")
 }
 
-/// Names the package of whole layers, and the host's vectors of the residual behind the package.
-fn layers_name(layers: &Range<usize>) -> String {
-    match layers.len() {
-        1 => format!("L{:02}.attn.moe", layers.start),
-        _ => format!("L{:02}to{:02}.attn.moe", layers.start, layers.end - 1),
-    }
-}
+/// Parts of a package of whole layers, as its name has them, and the host's vectors of the residual behind the package.
+const PARTS: &str = "attn.moe";
 
 /// Names the output that holds what `layers` layers of a package add to the stream.
 fn added_output(layers: usize) -> String {
@@ -74,28 +57,22 @@ fn state_output(layers: usize) -> String {
 
 /// Returns the units of one package. A layer's first package has the router; where one call computes all experts, the
 /// router is part of that call.
-fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<MoeRole>> {
-    let first = pack * packing.per_package;
-    if packing.per_call == experts {
-        return vec![ExpertUnit { name: None, experts: 0..experts, role: MoeRole::Whole }];
-    }
-    if pack > 0 && packing.per_call == packing.per_package {
+fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit> {
+    let (first, routes) = (pack * packing.per_package, pack == 0);
+    if packing.per_call == if routes { experts } else { packing.per_package } {
         let experts = first..first + packing.per_package;
-        return vec![ExpertUnit { name: None, experts, role: MoeRole::Experts }];
+        return vec![ExpertUnit { name: None, experts, has_own_part: routes }];
     }
-    let router =
-        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: MoeRole::Router });
-    let unit =
-        |e: Range<usize>| ExpertUnit { name: Some(unit_name(e.start)), experts: e, role: MoeRole::Experts };
-    router.into_iter().chain(calls(first, packing).map(unit)).collect()
+    let router = ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, has_own_part: true };
+    routes.then_some(router).into_iter().chain(expert_units(first, packing)).collect()
 }
 
 impl Family {
-    /// Returns the experts of a layer, the width of their router and the output of the class behind the last one.
-    fn networked(&self, l: usize) -> Result<(&ExpertLayer, usize, ZayaSkip)> {
+    /// Returns the experts of a layer, the width of their router, and whether the class behind the last one passes its input.
+    fn networked(&self, l: usize) -> Result<(&ExpertLayer, usize, bool)> {
         let experts = self.decoder.layers.get(l).and_then(|layer| layer.experts.as_ref());
         match experts.map(|e| (e, e.router)) {
-            Some((e, RouterKind::Network { width, skip })) => Ok((e, width, skip)),
+            Some((e, RouterKind::Network { width, passes_input })) => Ok((e, width, passes_input)),
             _ => Err(Error::usage(format!("layer {l} has no router with a state"))),
         }
     }
@@ -130,7 +107,7 @@ impl Family {
                 continue;
             }
             let named = (attention_name(layer), ShardKind::Attention);
-            let w = self.attention_weights(options, layer)?;
+            let w = self.attention_weights(options, layer);
             shards.push(self.package_with_cache(named, layer, w, options, context));
             for pack in 0..e.count / packing.per_package {
                 shards.push(self.moe_shard((layer, pack), packing, options, None)?);
@@ -144,8 +121,8 @@ impl Family {
     /// Explains where the stream is, and what a token gets that chooses no expert.
     pub(super) fn facts_at_host(&self, options: &PlanOptions) -> Result<Vec<String>> {
         let skip = match self.networked(0)?.2 {
-            ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
-            ZayaSkip::Zero => "nothing, as in transformers",
+            true => "its own input times the probability, as in the original implementation",
+            false => "nothing, as in transformers",
         };
         let stream = match options.layers_per_shard() {
             None => {
@@ -174,21 +151,11 @@ impl Family {
         let is_whole = packing.per_call == e.count;
         let mut w = Weights::default();
         if pack == 0 {
-            for role in ["router_down", "router_fc1", "router_fc2", "router_logits"] {
-                w.matrices.push(self.matrix(options, l, role)?);
-            }
-            if l > 0 {
-                let scale = self.channels(l, "router_state_scale", "")?;
-                w.vectors.push(VectorPlan { name: "router_state_scale".into(), ..scale });
-            }
-            w.vectors.push(self.norm(l, "router_norm", "router_norm")?);
-            for role in ["router_down_bias", "router_fc1_bias", "router_fc2_bias"] {
-                let row = self.row(l, role)?;
-                w.vectors.push(VectorPlan::bias(role, row.name.clone(), row.elements() as usize));
-            }
+            w = self.weights(options, l, &["router_down", "router_fc1", "router_fc2", "router_logits"]);
+            w.add(self.weights(options, l, &["router_state_scale", "router_norm"]), "");
+            w.add(self.weights(options, l, &["router_down_bias", "router_fc1_bias", "router_fc2_bias"]), "");
             if is_whole {
-                let biases = self.channels(l, "balancing_biases", "")?;
-                w.vectors.push(VectorPlan { name: "balancing_biases".into(), ..biases });
+                w.add(self.weights(options, l, &["balancing_biases"]), "");
             }
         }
         let first = pack * packing.per_package;
@@ -214,21 +181,21 @@ impl Family {
         let mut w = Weights::default();
         for (i, l) in layers.clone().enumerate() {
             let moe = self.moe_shard((l, 0), packing, options, Some(ShardKind::Layers))?;
-            let mut own = self.attention_weights(options, l)?;
+            let mut own = self.attention_weights(options, l);
             own.add(Weights { matrices: moe.matrices, vectors: moe.vectors }, "");
             for (half, (norm, role, residual)) in HALVES.into_iter().enumerate() {
-                own.vectors.push(self.norm(l, role, norm)?);
+                let plan = self.vector(l, self.row(l, role)?);
+                own.vectors.push(VectorPlan { name: format!("{norm}_weight"), ..plan });
                 // Behind the last branch the host computes the stream, and the package needs no biases.
                 let has_biases = l + 1 < layers.end || half == 0;
                 for part in [0, 2, 1, 3].into_iter().filter(|part| has_biases || part % 2 == 0) {
-                    let name = format!("{residual}_{}", AFFINE[part]);
-                    let vector = self.channels(l, &name, "")?;
-                    own.vectors.push(VectorPlan { name, ..vector });
+                    let row = self.row(l, &format!("{residual}_{}", AFFINE[part]))?;
+                    own.vectors.push(self.vector(l, row));
                 }
             }
             w.add(own, &layer_scope(i));
         }
-        let named = (layers_name(layers), ShardKind::Layers);
+        let named = (layers_name(layers, PARTS), ShardKind::Layers);
         let mut shard = self.package_with_cache(named, layers.start, w, options, context);
         shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
         shard.experts = Some((0, packing.per_package));
@@ -240,7 +207,7 @@ impl Family {
     /// Adds the steps of a package of whole layers: its run, then the residual of the host's own stream.
     fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions, steps: &mut Vec<Step>) {
         let form = options.form_of(ShardKind::Layers);
-        let (shard, n) = (layers_name(layers), layers.len());
+        let (shard, n) = (layers_name(layers, PARTS), layers.len());
         let mut inputs = self.position_inputs(layers.start, form);
         inputs.insert(HIDDEN.into(), register(HIDDEN));
         if layers.start > 0 {
@@ -260,7 +227,7 @@ impl Family {
         options: &PlanOptions,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let (e, _, skip) = self.networked(layer)?;
+        let (e, _, passes_input) = self.networked(layer)?;
         let normalize = |name: String| Step::Normalize {
             from: HIDDEN.into(),
             to: INPUT.into(),
@@ -292,10 +259,11 @@ impl Family {
                 }
                 let mut outputs = vec![("router_state_out".to_string(), output(ROUTER_STATE))];
                 let mut when = None;
-                match unit.role {
-                    MoeRole::Whole => outputs.push(("experts_out".into(), output("experts"))),
-                    MoeRole::Router => outputs.push(("router_logits".into(), output("router_logits"))),
-                    MoeRole::Experts => {
+                let is_router = unit.has_own_part && unit.experts.is_empty();
+                match unit.has_own_part {
+                    true if is_router => outputs.push(("router_logits".into(), output("router_logits"))),
+                    true => outputs.push(("experts_out".into(), output("experts"))),
+                    false => {
                         when = Some(When { register: "routing".into(), rows });
                         inputs = named(vec![(INPUT, register(INPUT)), ("routing", rows_of("routing", rows))]);
                         let sum = OutputBinding { accumulate: true, ..output("experts") };
@@ -304,7 +272,7 @@ impl Family {
                 }
                 let shard = moe_name(layer, pack, packs);
                 steps.push(Step::Run(Run { when, ..run((shard, unit.name), inputs, outputs, form) }));
-                if unit.role == MoeRole::Router {
+                if is_router {
                     let biases = &self.row(layer, "balancing_biases")?.name;
                     steps.push(Step::Route {
                         logits: "router_logits".into(),
@@ -315,7 +283,7 @@ impl Family {
                         over_all: true,
                     });
                     steps.push(Step::Zero { register: "experts".into(), channels: self.decoder.hidden });
-                    if skip == ZayaSkip::Identity {
+                    if passes_input {
                         steps.push(Step::AddScaled {
                             register: "experts".into(),
                             from: INPUT.into(),
@@ -464,7 +432,7 @@ impl Family {
     fn lower_moe(
         &self,
         layer: usize,
-        unit: &ExpertUnit<MoeRole>,
+        unit: &ExpertUnit,
         tokens: TokenCount,
         stored: &Stored,
         form: ShardForm,
@@ -472,14 +440,14 @@ impl Family {
         let experts: Vec<usize> = unit.experts.clone().collect();
         let mut l = Lowering::new(stored, tokens, form);
         let x = l.stream_input(INPUT, self.decoder.hidden)?;
-        if unit.role == MoeRole::Experts {
+        if !unit.has_own_part {
             let routing = l.stream_input("routing", experts.len())?;
             let activation = self.decoder.layers[layer].activation;
             let sum = l.experts("experts_out", &x, &routing, &experts, activation)?;
             return l.finish_streams(&[&sum]);
         }
         let before = self.router_state_input(&mut l, layer)?;
-        if unit.role == MoeRole::Router {
+        if experts.is_empty() {
             let (logits, state) = self.route(&mut l, &x, before.as_ref())?;
             return l.finish_streams(&[&logits, &state]);
         }
@@ -503,24 +471,18 @@ impl Family {
         before: Option<&Var>,
         experts: &[usize],
     ) -> Result<(Var, Var, Var)> {
-        let (e, _, skip) = self.networked(layer)?;
+        let (e, _, passes_input) = self.networked(layer)?;
         let (logits, state) = self.route(l, x, before)?;
         let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
         let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", e.classes())?;
-        let name = match skip {
-            ZayaSkip::Zero => "experts_out",
-            ZayaSkip::Identity => "experts_sum",
-        };
+        let name = if passes_input { "experts_sum" } else { "experts_out" };
         let activation = self.decoder.layers[layer].activation;
         let (sum, weight) = l.experts_and_skip(name, x, &routing, experts, activation)?;
-        let out = match skip {
-            ZayaSkip::Zero => sum,
-            ZayaSkip::Identity => {
-                let kept = l.f().mul("skip", x, &weight)?;
-                l.f().add("experts_out", &sum, &kept)?
-            }
-        };
-        Ok((out, state, logits))
+        if !passes_input {
+            return Ok((sum, state, logits));
+        }
+        let kept = l.f().mul("skip", x, &weight)?;
+        Ok((l.f().add("experts_out", &sum, &kept)?, state, logits))
     }
 
     /// Lowers whole layers: from the stream to what the layers add to it, and the state for the next layer's router.
@@ -625,7 +587,7 @@ fn joined_residual(
             (*scale, *shift) = (*scale * s, *shift * s + t);
         }
     }
-    let name = layers_name(layers);
+    let name = layers_name(layers, PARTS);
     let vectors = [("scale", scale), ("branch_scale", vec![1.0; hidden]), ("shift", shift)];
     vectors.into_iter().map(|(part, values)| (format!("{name}.{part}"), values)).collect()
 }

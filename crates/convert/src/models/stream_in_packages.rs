@@ -11,8 +11,8 @@
 //! experts inside each layer, so no package crosses two borders of such layers.
 
 use super::chain_builder::{
-    ExpertUnit, HIDDEN, attention_functions, calls, functions, not_ours, output, packing_of, register,
-    rows_of, run, unit_name,
+    ExpertUnit, HIDDEN, attention_functions, expert_units, functions, layers_name, not_ours, output,
+    packing_of, register, rows_of, run,
 };
 use super::decoder::{ExpertLayer, Layer, Norms, Residual, RouterKind};
 use super::family::Family;
@@ -20,7 +20,7 @@ use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_table::TensorRow;
 use crate::form::{CacheForm, LAYERS_PER_SHARD, ShardForm};
 use crate::lower::{self, Lowering, NormShape, PositionInputs, Stored};
-use crate::plan::{Packing, PlanOptions, PlannedShard, VectorPlan, layer_scope};
+use crate::plan::{Packing, PlanOptions, PlannedShard, layer_scope};
 use crate::{Error, Result};
 use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
@@ -38,22 +38,14 @@ const MOST_DENSE_LAYERS: usize = 8;
 /// Most bytes of their weights: packages of 288 MB were seen on the Neural Engine whole.
 const MOST_DENSE_BYTES: u64 = 288_000_000;
 
-/// True for the unit that joins the branches of a layer.
-struct Joins(bool);
-
 /// Returns the units of a pack; the last unit of a layer's last pack joins the layer's branches.
-fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
+fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit> {
     if packing.per_call == packing.per_package {
         let experts = first..first + packing.per_package;
-        return vec![ExpertUnit { name: None, experts, role: Joins(last) }];
+        return vec![ExpertUnit { name: None, experts, has_own_part: last }];
     }
-    let unit =
-        |e: Range<usize>| ExpertUnit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
-    let mut units: Vec<ExpertUnit<Joins>> = calls(first, packing).map(unit).collect();
-    if last {
-        units.push(ExpertUnit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
-    }
-    units
+    let combine = ExpertUnit { name: Some(COMBINE.into()), experts: 0..0, has_own_part: true };
+    expert_units(first, packing).chain(last.then_some(combine)).collect()
 }
 
 fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
@@ -65,13 +57,10 @@ fn joined_name(layer: usize, packs: usize) -> String {
     format!("{}.{}", pack_name(layer, packs - 1, packs), attention_name(layer + 1))
 }
 
-/// Names the package of whole layers.
-fn dense_name(layers: &Range<usize>) -> String {
-    match layers.len() {
-        1 => format!("L{:02}.attn.mlp", layers.start),
-        _ => format!("L{:02}to{:02}.attn.mlp", layers.start, layers.end - 1),
-    }
-}
+/// Roles of a dense MLP's weights.
+const DENSE: [&str; 4] = ["gate_proj", "up_proj", "down_proj", "dense_input"];
+/// Parts of a package of whole layers, as its name has them.
+const PARTS: &str = "attn.mlp";
 
 /// Returns the name of the stream that leaves a package of `n` layers.
 pub(super) fn stream_out(n: usize) -> String {
@@ -116,7 +105,7 @@ impl Family {
 
     /// Returns how many layers like layer `l` share a package where the options do not say.
     fn dense_layers_together(&self, l: usize, options: &PlanOptions) -> usize {
-        let weights: u64 = self.rows[l].values().map(TensorRow::elements).sum();
+        let weights: u64 = self.rows[l].iter().map(TensorRow::elements).sum();
         let bytes = weights * u64::from(options.kind("dense_mlp").bits()) / 8;
         let limit = MOST_DENSE_BYTES.min(options.max_shard_mb.saturating_mul(500_000));
         ((limit / bytes.max(1)) as usize).clamp(1, MOST_DENSE_LAYERS)
@@ -148,7 +137,7 @@ impl Family {
             // The package before has the attention where layers are joined.
             if !joined.iter().any(|g| g.len() > 1 && g.end == layer + 1) {
                 let named = (attention_name(layer), ShardKind::Attention);
-                let w = self.routed_attention_weights(layer, options)?;
+                let w = self.routed_attention_weights(layer, options);
                 shards.push(self.package_with_cache(named, layer, w, options, context));
                 steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
             }
@@ -176,27 +165,12 @@ impl Family {
     }
 
     /// Plans the weights of attention and the router behind it.
-    fn routed_attention_weights(&self, l: usize, options: &PlanOptions) -> Result<Weights> {
-        let mut w =
-            Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
-        w.add(self.attention_weights(options, l)?, "");
-        if self.decoder.norms == Norms::Around {
-            w.vectors.push(self.post_norm(l, "post_attention_norm")?);
-        }
-        w.matrices.push(self.matrix(options, l, "router_logits")?);
-        let e = self.decoder.layers[l].experts.as_ref();
-        if let Some(RouterKind::Linear { has_bias, is_scaled, .. }) = e.map(|e| e.router) {
-            if is_scaled {
-                let scale = (self.decoder.hidden as f32).sqrt().recip();
-                w.vectors.push(VectorPlan { scale, ..self.channels(l, "router_input", "router_input")? });
-            }
-            w.vectors.push(self.norm(l, "expert_input", "expert_input")?);
-            if has_bias {
-                let bias = self.row(l, "router_logits_bias")?;
-                w.vectors.push(VectorPlan::bias(bias.role, bias.name.clone(), bias.elements() as usize));
-            }
-        }
-        Ok(w)
+    fn routed_attention_weights(&self, l: usize, options: &PlanOptions) -> Weights {
+        let mut w = self.weights(options, l, &["input_norm"]);
+        w.add(self.attention_weights(options, l), "");
+        w.add(self.weights(options, l, &["post_attention_norm", "router_input", "expert_input"]), "");
+        w.add(self.weights(options, l, &["router_logits", "router_logits_bias"]), "");
+        w
     }
 
     /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
@@ -214,21 +188,9 @@ impl Family {
         let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
         let mut w = self.expert_weights(options, form_of.unwrap_or(kind), (l, first), packing, e)?;
         if last {
-            let has_dense = self.decoder.layers[l].dense.is_some();
-            if has_dense {
-                w.matrices.extend(self.dense_matrices(options, l)?);
-                w.vectors.push(self.norm(l, "dense_input", "dense_input")?);
-            }
-            if self.decoder.norms == Norms::Around {
-                if has_dense {
-                    w.vectors.push(self.norm(l, "dense_norm", "dense_norm")?);
-                    w.vectors.push(self.norm(l, "experts_norm", "experts_norm")?);
-                }
-                w.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
-            }
-            if self.decoder.residual == Residual::LayerScalar {
-                w.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
-            }
+            w.add(self.weights(options, l, &DENSE), "");
+            w.add(self.weights(options, l, &["dense_norm", "experts_norm"]), "");
+            w.add(self.weights(options, l, &["post_feedforward_norm", "hidden_out"]), "");
         }
         let name = pack_name(l, pack, packs);
         let mut shard = PlannedShard::new(name, kind, Some(l), w.matrices, w.vectors);
@@ -251,13 +213,13 @@ impl Family {
         let packs = e.count / packing.per_package;
         let pack = self.expert_shard((l, packs - 1), packing, options, Some(ShardKind::Layers), e)?;
         let mut w = Weights { matrices: pack.matrices, vectors: pack.vectors };
-        w.add(self.routed_attention_weights(l + 1, options)?, NEXT_SCOPE);
+        w.add(self.routed_attention_weights(l + 1, options), NEXT_SCOPE);
         let name = joined_name(l, packs);
         let mut shard = PlannedShard::new(name, ShardKind::Layers, Some(l), w.matrices, w.vectors);
         shard.last_layer = Some(l + 1);
         // The unit that ends the layer holds the next layer's attention.
         let units = units((packs - 1) * packing.per_package, packing, true);
-        let joins = units.iter().find(|unit| unit.role.0).and_then(|unit| unit.name.clone());
+        let joins = units.iter().find(|unit| unit.has_own_part).and_then(|unit| unit.name.clone());
         let names: Vec<Option<String>> = units.iter().map(|unit| unit.name.clone()).collect();
         let slots = self.slots(l + 1, options, context);
         shard.functions = attention_functions(options, ShardKind::Layers, slots, &names, &joins);
@@ -268,20 +230,12 @@ impl Family {
     }
 
     /// Plans the weights of a layer without experts.
-    pub(super) fn dense_layer_weights(&self, l: usize, options: &PlanOptions) -> Result<Weights> {
-        let mut own =
-            Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
-        own.add(self.attention_weights(options, l)?, "");
-        own.matrices.extend(self.dense_matrices(options, l)?);
-        own.vectors.push(self.norm(l, "dense_input", "dense_input")?);
-        if self.decoder.norms == Norms::Around {
-            own.vectors.push(self.post_norm(l, "post_attention_norm")?);
-            own.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
-        }
-        if self.decoder.residual == Residual::LayerScalar {
-            own.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
-        }
-        Ok(own)
+    pub(super) fn dense_layer_weights(&self, l: usize, options: &PlanOptions) -> Weights {
+        let mut w = self.weights(options, l, &["input_norm"]);
+        w.add(self.attention_weights(options, l), "");
+        w.add(self.weights(options, l, &DENSE), "");
+        w.add(self.weights(options, l, &["post_attention_norm", "post_feedforward_norm", "hidden_out"]), "");
+        w
     }
 
     /// Plans a package of whole layers without experts.
@@ -293,9 +247,9 @@ impl Family {
     ) -> Result<PlannedShard> {
         let mut w = Weights::default();
         for (i, l) in layers.clone().enumerate() {
-            w.add(self.dense_layer_weights(l, options)?, &layer_scope(i));
+            w.add(self.dense_layer_weights(l, options), &layer_scope(i));
         }
-        let named = (dense_name(layers), ShardKind::Layers);
+        let named = (layers_name(layers, PARTS), ShardKind::Layers);
         let mut shard = self.package_with_cache(named, layers.start, w, options, context);
         shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
         Ok(shard)
@@ -306,7 +260,10 @@ impl Family {
         inputs.insert(HIDDEN.into(), register(HIDDEN));
         let kept = layers.clone().enumerate().flat_map(|(i, l)| self.kept_rows(l, form, &layer_scope(i)));
         let outputs = vec![(stream_out(layers.len()), output(HIDDEN))];
-        Step::Run(Run { kept: kept.collect(), ..run((dense_name(layers), None), inputs, outputs, form) })
+        Step::Run(Run {
+            kept: kept.collect(),
+            ..run((layers_name(layers, PARTS), None), inputs, outputs, form)
+        })
     }
 
     fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
@@ -353,7 +310,7 @@ impl Family {
                     inputs.insert("expert_input".into(), register("expert_input"));
                     inputs.insert("routing".into(), rows_of("routing", rows));
                 }
-                let joins = unit.role.0;
+                let joins = unit.has_own_part;
                 let last = pack + 1 == packs;
                 let (kind, shard) = match (last, is_joined) {
                     (true, true) => (ShardKind::Layers, joined_name(layer, packs)),
@@ -513,7 +470,7 @@ impl Family {
     fn lower_experts(
         &self,
         layer: usize,
-        unit: &ExpertUnit<Joins>,
+        unit: &ExpertUnit,
         tokens: TokenCount,
         stored: &Stored,
         form: ShardForm,
@@ -527,10 +484,10 @@ impl Family {
         if !experts.is_empty() {
             let y = l.stream_input("expert_input", hidden_size)?;
             let routing = l.stream_input("routing", experts.len())?;
-            let name = if unit.role.0 { "experts_own" } else { "experts_out" };
+            let name = if unit.has_own_part { "experts_own" } else { "experts_out" };
             sum = Some(l.experts(name, &y, &routing, &experts, own.activation)?);
         }
-        if !unit.role.0 {
+        if !unit.has_own_part {
             let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;
             return l.finish_streams(&[&sum]);
         }

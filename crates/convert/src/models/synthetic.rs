@@ -1,6 +1,7 @@
 //! Models of the real shapes, and a small one, whose weights are computed instead of read: full-size work needs no
 //! download.
 
+use super::keys::merged;
 use super::registry::parse;
 use super::tensor_table::full_name;
 use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
@@ -8,7 +9,7 @@ use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
 use crate::variants::Variants;
 use crate::{Error, Result};
 use anemoe_io::Random;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -97,24 +98,12 @@ const MOST_PLANTED: u64 = 10_000;
 /// Returns the published configuration with every width cut down; layers, choice of experts and constants stay.
 fn gemma_mini() -> Value {
     let mut config = gemma4::published_config();
-    let text = &mut config["text_config"];
-    for (key, value) in [
-        ("hidden_size", 128),
-        ("num_attention_heads", 4),
-        ("head_dim", 32),
-        ("num_key_value_heads", 2),
-        ("global_head_dim", 64),
-        ("num_global_key_value_heads", 1),
-        ("sliding_window", 64),
-        ("intermediate_size", 96),
-        ("num_experts", 16),
-        ("top_k_experts", 4),
-        ("moe_intermediate_size", 64),
-        ("vocab_size", 1024),
-        ("max_position_embeddings", 1024),
-    ] {
-        text[key] = value.into();
-    }
+    let small = json!({
+        "hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "num_key_value_heads": 2, "global_head_dim": 64,
+        "num_global_key_value_heads": 1, "sliding_window": 64, "intermediate_size": 96, "num_experts": 16, "top_k_experts": 4,
+        "moe_intermediate_size": 64, "vocab_size": 1024, "max_position_embeddings": 1024
+    });
+    config["text_config"] = merged(config["text_config"].take(), small);
     config
 }
 

@@ -14,10 +14,6 @@ const NAMES: &[(&str, &str)] = &[
     ("k_proj", "self_attn.k_proj.weight"),
     ("v_proj", "self_attn.v_proj.weight"),
     ("o_proj", "self_attn.o_proj.weight"),
-    ("q_proj_bias", "self_attn.q_proj.bias"),
-    ("k_proj_bias", "self_attn.k_proj.bias"),
-    ("v_proj_bias", "self_attn.v_proj.bias"),
-    ("o_proj_bias", "self_attn.o_proj.bias"),
     ("q_norm", "self_attn.q_norm.weight"),
     ("k_norm", "self_attn.k_norm.weight"),
     ("sinks", "self_attn.sinks"),
@@ -29,18 +25,22 @@ const NAMES: &[(&str, &str)] = &[
     ("router_logits", "mlp.gate.weight"),
     ("gate_up", "mlp.experts.gate_up_proj"),
     ("down", "mlp.experts.down_proj"),
-    ("gate_up_bias", "mlp.experts.gate_up_proj_bias"),
-    ("down_bias", "mlp.experts.down_proj_bias"),
     ("pre_projection", "pre_projection.weight"),
     ("post_projection", "post_projection.weight"),
     ("centroids", "masked_embedding.centroids.weight"),
     (TOKEN_ORDERING, "masked_embedding.token_ordering"),
 ];
 
-/// Returns the name of a tensor of this role. A role without a name, a fault of the description, is its own name.
+/// Returns the name of a tensor of this role. Without a name of its own, a bias `ROLE_bias` is beside the weight of ROLE. A
+/// role without a name, a fault of the description, is its own name.
 fn name_of(names: &'static [(&'static str, &'static str)], role: &str) -> String {
-    let found = names.iter().chain(NAMES).find(|(r, _)| *r == role);
-    found.map_or(role, |(_, name)| name).to_string()
+    let find = |role: &str| names.iter().chain(NAMES).find(|(r, _)| *r == role).map(|(_, name)| *name);
+    let beside = |weight: &str| match weight.strip_suffix(".weight") {
+        Some(stem) => format!("{stem}.bias"),
+        None => format!("{weight}_bias"),
+    };
+    let own = find(role).map(str::to_string);
+    own.or_else(|| role.strip_suffix("_bias").and_then(find).map(beside)).unwrap_or_else(|| role.into())
 }
 
 /// Roles of the vectors of a residual: of the branch scale and bias, of the stream scale and bias.
@@ -118,17 +118,17 @@ impl Decoder {
                 if has_values {
                     add(Attention, "v_proj", &[kv, h]);
                 }
+                let (of_q, of_k) = if norm == HeadNorm::PerHead { (d, d) } else { (q, kv) };
+                if norm != HeadNorm::None {
+                    add(Attention, "q_norm", &[of_q]);
+                    add(Attention, "k_norm", &[of_k]);
+                }
                 if has_bias {
                     add(Attention, "q_proj_bias", &[q]);
                     add(Attention, "k_proj_bias", &[kv]);
                     if has_values {
                         add(Attention, "v_proj_bias", &[kv]);
                     }
-                }
-                let (of_q, of_k) = if norm == HeadNorm::PerHead { (d, d) } else { (q, kv) };
-                if norm != HeadNorm::None {
-                    add(Attention, "q_norm", &[of_q]);
-                    add(Attention, "k_norm", &[of_k]);
                 }
             }
             QkvProjection::Convolved => {

@@ -6,8 +6,8 @@ mod legacy;
 pub use legacy::normalize_layout;
 
 use super::checked::CheckedCheckpoint;
-use super::common_keys::{SILU, decoder, rope};
-use super::decoder::{Attention, Decoder, ExpertLayer, Layer, Preset, QkvProjection, Residual, RouterKind};
+use super::common_keys::{SILU, decoder, experts, rope};
+use super::decoder::{Attention, Decoder, Layer, Preset, QkvProjection, Residual, RouterKind};
 use super::keys::Keys;
 use crate::Result;
 use crate::lower::Activation;
@@ -26,22 +26,17 @@ const NAMES: &[(&str, &str)] = &[
     ("v_proj_current", "self_attn.qkv_proj.v_proj_current.weight"),
     ("v_proj_delayed", "self_attn.qkv_proj.v_proj_delayed.weight"),
     ("conv_depthwise", "self_attn.qkv_proj.conv_qk_depthwise.weight"),
-    ("conv_depthwise_bias", "self_attn.qkv_proj.conv_qk_depthwise.bias"),
     ("conv_grouped", "self_attn.qkv_proj.conv_qk_grouped.weight"),
-    ("conv_grouped_bias", "self_attn.qkv_proj.conv_qk_grouped.bias"),
     ("temperature", "self_attn.qk_norm.temp"),
     ("attention_residual_branch_scale", "post_attention_residual_scale.hidden_states_scale"),
     ("attention_residual_branch_bias", "post_attention_residual_scale.hidden_states_bias"),
     ("attention_residual_stream_scale", "post_attention_residual_scale.residual_scale"),
     ("attention_residual_stream_bias", "post_attention_residual_scale.residual_bias"),
     ("router_down", "mlp.gate.down_proj.weight"),
-    ("router_down_bias", "mlp.gate.down_proj.bias"),
     ("router_state_scale", "mlp.gate.router_states_scale"),
     ("router_norm", "mlp.gate.router_mlp.norm.weight"),
     ("router_fc1", "mlp.gate.router_mlp.fc1.weight"),
-    ("router_fc1_bias", "mlp.gate.router_mlp.fc1.bias"),
     ("router_fc2", "mlp.gate.router_mlp.fc2.weight"),
-    ("router_fc2_bias", "mlp.gate.router_mlp.fc2.bias"),
     ("router_logits", "mlp.gate.router_mlp.out_proj.weight"),
     ("balancing_biases", "mlp.gate.balancing_biases"),
     ("moe_residual_branch_scale", "post_mlp_residual_scale.hidden_states_scale"),
@@ -68,8 +63,8 @@ pub fn parse(k: Keys<'_>, skip: ZayaSkip) -> Result<Decoder> {
     for kernel in ["cca_time0", "cca_time1"] {
         k.expect(kernel, &[json!(KERNEL)])?;
     }
-    let count = k.layers()?;
-    k.layer_types(count, &[HYBRID])?;
+    let layers = k.layers()?;
+    k.layer_types(layers, &[HYBRID])?;
     let (heads, kv_heads) = (k.size("num_attention_heads")?, k.size("num_key_value_heads")?);
     let head_dim = k.size("head_dim")?;
     k.check_heads(heads, kv_heads)?;
@@ -91,17 +86,14 @@ pub fn parse(k: Keys<'_>, skip: ZayaSkip) -> Result<Decoder> {
         has_output_bias: false,
         has_sinks: false,
     };
-    let experts = ExpertLayer {
-        count: k.size("num_experts")?,
-        active: 1,
-        width: k.size("moe_intermediate_size")?,
-        has_bias: false,
-        router: RouterKind::Network { width: k.size("router_hidden_size")?, skip },
-    };
-    k.check_experts(experts.count, experts.active)?;
+    let (count, width) = (k.size("num_experts")?, k.size("moe_intermediate_size")?);
+    let passes_input = skip == ZayaSkip::Identity;
+    let router = RouterKind::Network { width: k.size("router_hidden_size")?, passes_input };
+    let experts = experts(k, (count, 1, width), router)?;
     let layer = Layer { attention, activation: Activation::Silu, dense: None, experts: Some(experts) };
-    let mut d = decoder(k, "zaya", true, vec![layer; count])?;
+    let mut d = decoder(k, "zaya", true, vec![layer; layers])?;
     d.summary.remove("tie_word_embeddings");
+    d.readings.insert("zaya_skip".into(), skip.name().into());
     d.summary.insert("num_experts_per_tok".into(), 1.into());
     Ok(Decoder {
         residual: Residual::Affine,

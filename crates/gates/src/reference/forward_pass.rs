@@ -13,7 +13,6 @@ use anemoe_convert::lower::Activation;
 use anemoe_convert::models::{
     self, Attention, Decoder, ExpertLayer, HeadNorm, Norms, QkvProjection, Residual, RouterKind, ValueSource,
 };
-use anemoe_convert::variants::ZayaSkip;
 use anemoe_convert::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -557,7 +556,7 @@ impl DecoderForward<'_> {
         };
         let mut out = vec![vec![0f32; hidden]; y.len()];
         if let Some(tokens) = tokens_of.remove(&e.count)
-            && matches!(e.router, RouterKind::Network { skip: ZayaSkip::Identity, .. })
+            && matches!(e.router, RouterKind::Network { passes_input: true, .. })
         {
             tokens.iter().for_each(|&(t, weight)| add_scaled(&mut out[t], weight, &y[t]));
         }
