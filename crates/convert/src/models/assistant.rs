@@ -7,19 +7,16 @@
 //! head     logits of the vocabulary, or of the centroids of groups of tokens
 //! ```
 
-use super::chain_builder::{HIDDEN, functions, mask_input, not_ours, output, register, run};
+use super::chain_builder::{HIDDEN, functions, matrix, not_ours, output, register, run};
 use super::decoder::Decoder;
 use super::family::Family;
 use super::layer_blocks::Weights;
 use super::stream_in_packages::stream_out;
 use super::tensor_table::{ModelPart, TOKEN_ORDERING};
-use crate::lower::{LENT_CACHE, Lowering, NormShape, Stored};
-use crate::models::chain_builder::matrix;
-use crate::plan::{PlanOptions, PlannedShard, VectorPlan, layer_scope};
+use crate::lower::{LENT_CACHE, Lowering};
+use crate::plan::{PlanOptions, PlannedShard, layer_scope};
 use crate::{Error, Result};
-use anemoe_bundle::{
-    Assistant, HostInput, InputBinding, Kept, Run, ShardFunction, ShardKind, Step, TokenCount,
-};
+use anemoe_bundle::{Assistant, Kept, Run, ShardKind, Step, TokenCount};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 
@@ -62,8 +59,7 @@ impl Family {
             w.add(self.dense_layer_weights(l, options), &layer_scope(l));
         }
         w.matrices.push(outer("post_projection", (of.target_hidden_size, d.hidden)));
-        let norm = VectorPlan::channels("final_norm_weight", d.tensor(None, "final_norm"), d.hidden);
-        w.vectors.push(VectorPlan { offset: d.norm_offset, ..norm });
+        w.vectors.push(self.final_norm());
         let mut shard = PlannedShard::new(NAME.into(), ShardKind::Layers, Some(0), w.matrices, w.vectors);
         shard.last_layer = (n > 1).then(|| n - 1);
         shard.functions = functions(&[None], &[TokenCount::ONE]);
@@ -73,14 +69,12 @@ impl Family {
         let mut kept = BTreeMap::new();
         for l in d.kinds() {
             let a = &d.layers[l].attention;
-            let (name, kind) = (|name: &str| prefix(a.kind) + name, || a.kind.to_string());
+            let kind = || a.kind.to_string();
             let shape = self.attention_shape(l, 0, 0, form);
-            inputs.insert(name("rope_cos"), InputBinding::Host(HostInput::RopeCos(kind())));
-            inputs.insert(name("rope_sin"), InputBinding::Host(HostInput::RopeSin(kind())));
-            inputs.insert(name("mask"), InputBinding::Host(mask_input(form, kind())));
+            inputs.extend(self.query_inputs(l, form, &prefix(a.kind)));
             let (heads, channels) = (2 * shape.kv_heads, shape.padded_dim());
             shard.lent_slots.insert(kind(), self.slots(l, options, context));
-            kept.insert(name(LENT_CACHE), Kept::Lent { cache: kind(), heads, channels });
+            kept.insert(prefix(a.kind) + LENT_CACHE, Kept::Lent { cache: kind(), heads, channels });
         }
         let mut outputs = vec![(stream_out(n), output(HIDDEN)), (NEXT_STATE.into(), output("state"))];
         outputs.extend(of.centroids.map(|_| ("final_norm".into(), output("normalized"))));
@@ -94,13 +88,11 @@ impl Family {
     /// The program breaks MIL's rules, or the shard is not one of the model's.
     pub(super) fn lower_assistant(
         &self,
+        mut l: Lowering<'_>,
         of: &Assistant,
         shard: &PlannedShard,
-        function: &ShardFunction,
-        stored: &Stored,
     ) -> Result<BuiltFunction> {
         let d = &self.decoder;
-        let mut l = Lowering::new(stored, function.tokens, shard.form);
         let input = l.stream_input(INPUT, 2 * of.target_hidden_size)?;
         let mut lent = BTreeMap::new();
         for layer in d.kinds() {
@@ -117,8 +109,7 @@ impl Family {
             hidden = self.end_dense_layer(&mut l, layer, &attended)?;
         }
         l.set_scope("");
-        let norm = NormShape { axis: 1, eps: self.stream_norm().eps };
-        let normalized = l.rms_norm_weighted("final_norm", &hidden, norm)?;
+        let normalized = l.rms_norm_weighted("final_norm", &hidden, self.stream_norm())?;
         let state = l.project(NEXT_STATE, &normalized, "post_projection")?;
         let outputs = [&hidden, &state, &normalized];
         l.finish_streams(&outputs[..2 + usize::from(of.centroids.is_some())])

@@ -1,22 +1,14 @@
-//! Parts of plans that all families share: names of functions, bindings, head slices.
+//! Parts of plans that all families share: names of functions, bindings.
 
-use crate::form::{AttentionForm, FunctionForm, IoForm, ShardForm};
-use crate::lower::{Lowering, NormShape, Stored, last_name};
-use crate::plan::{
-    MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, PlanOptions, PlannedShard, ScaleScope, VectorPlan,
-    count_name, package_name,
-};
+use crate::form::{FunctionForm, IoForm, ShardForm};
+use crate::lower::last_name;
+use crate::plan::{MatrixPlan, Packing, PlanOptions, PlannedShard, ScaleScope, count_name, package_name};
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, HostInput, InputBinding, OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount,
+    Chain, InputBinding, OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount,
 };
-use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-
-/// Most tokens of a call of a head slice: 65536 logits of 64 tokens would be 8 MB of output that prefill never asks
-/// for.
-const MAX_HEAD_TOKENS: usize = 16;
 
 /// Unit of a package of experts: a kind of function, which exists for each token count.
 pub struct ExpertUnit {
@@ -135,14 +127,6 @@ pub fn run(
     }
 }
 
-/// Returns the mask input that attention of a form takes.
-pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
-    match (form.attention, form.io) {
-        (AttentionForm::PerHead, IoForm::ChannelsFirst) => HostInput::MaskColumns(cache),
-        _ => HostInput::Mask(cache),
-    }
-}
-
 /// Names a package of whole layers: `L00.attn.mlp`, `L00to03.attn.mlp`.
 pub fn layers_name(layers: &Range<usize>, parts: &str) -> String {
     match layers.len() {
@@ -215,74 +199,6 @@ pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
     match (shard.experts, shard.experts_per_call) {
         (Some((first, per_package)), Some(per_call)) => Ok((first, Packing { per_package, per_call })),
         _ => Err(not_ours(shard)),
-    }
-}
-
-/// Final norm and output matrix `[vocab, hidden]`, which may be the embedding too.
-pub struct OutputHead {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Rows of the matrix.
-    pub vocab: usize,
-    /// The norm's weights, `final_norm_weight`.
-    pub norm: VectorPlan,
-    /// Tensor of the matrix.
-    pub matrix: String,
-    /// Epsilon of the norm.
-    pub eps: f32,
-}
-
-impl OutputHead {
-    /// Plans slices of equally many rows, small enough for the ANE; the last may have fewer rows.
-    pub fn shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
-        let (h, vocab) = (self.hidden, self.vocab);
-        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb.saturating_mul(500_000)).max(32 * h as u64);
-        let slices = (vocab as u64 * h as u64).div_ceil(limit).max(1) as usize;
-        let slices = slices.max(vocab.div_ceil(MAX_HEAD_ROWS));
-        let rows = vocab.div_ceil(slices).next_multiple_of(32);
-        let starts: Vec<usize> = (0..vocab).step_by(rows).collect();
-        let mut tokens: Vec<TokenCount> = options
-            .tokens
-            .iter()
-            .map(|t| TokenCount {
-                min: t.min,
-                max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max },
-            })
-            .filter(|t| t.max <= MAX_HEAD_TOKENS)
-            .collect();
-        tokens.dedup();
-        let shard = |(i, &start): (usize, &usize)| {
-            let n = rows.min(vocab - start);
-            let offset = start as u64 * h as u64;
-            let matrix = matrix(options, "logits", "head", self.matrix.clone(), offset, (n, h));
-            let vectors = vec![self.norm.clone()];
-            let name = format!("head.{i}of{}", starts.len());
-            let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
-            shard.functions = functions(&[None], &tokens);
-            shard.vocab_rows = Some((start, n));
-            shard
-        };
-        starts.iter().enumerate().map(shard).collect()
-    }
-
-    /// Makes the chain's steps for these shards: each slice reads `hidden` and writes its rows of the logits.
-    pub fn steps(shards: &[PlannedShard], hidden: InputBinding, form: ShardForm) -> Vec<Step> {
-        let step = |shard: &PlannedShard| {
-            let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
-            let logits = ("logits".into(), OutputBinding { rows, ..output("logits") });
-            let inputs = named(vec![("hidden", hidden.clone())]);
-            Step::Run(run((shard.name.clone(), None), inputs, vec![logits], form))
-        };
-        shards.iter().map(step).collect()
-    }
-
-    /// Lowers a slice: final norm and projection of `hidden` to logits.
-    pub fn lower(&self, tokens: TokenCount, stored: &Stored, form: ShardForm) -> Result<BuiltFunction> {
-        let mut l = Lowering::new(stored, tokens, form);
-        let hidden = l.stream_input("hidden", self.hidden)?;
-        let x = l.rms_norm_weighted("final_norm", &hidden, NormShape { axis: 1, eps: self.eps })?;
-        let logits = l.project("logits", &x, "logits")?;
-        l.finish_streams(&[&logits])
     }
 }
 

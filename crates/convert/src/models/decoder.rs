@@ -252,15 +252,6 @@ impl Attention {
     pub fn kv_size(&self) -> usize {
         self.kv_heads * self.head_dim
     }
-
-    /// Tells whether the norm of queries has weights, which can take up the factor of the scores.
-    pub fn has_normed_queries(&self) -> bool {
-        match self.projection {
-            QkvProjection::Direct { norm, .. } => norm != HeadNorm::None,
-            QkvProjection::Convolved => false,
-            QkvProjection::Lent => true,
-        }
-    }
 }
 
 impl Decoder {

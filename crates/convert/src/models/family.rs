@@ -1,18 +1,22 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
-use super::chain_builder::{HIDDEN, OutputHead, normalized, not_ours, register, split_by_token_count};
+use super::chain_builder::{
+    HIDDEN, functions, matrix, named, normalized, not_ours, output, register, run, split_by_token_count,
+};
 use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual};
 use super::keys::eos_token_ids;
 use super::tensor_table::{TOKEN_ORDERING, TensorRow};
 use crate::context_buckets::ContextBuckets;
-use crate::lower::Stored;
-use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, Totals, VectorPlan};
+use crate::lower::{Lowering, Stored};
+use crate::plan::{
+    MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, PartKinds, Plan, PlanOptions, PlannedShard, Totals, VectorPlan,
+};
 use crate::quant::{Granularity, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, Embedding, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount,
-    WeightFormat,
+    Cache, Chain, Embedding, FORMATS, IntBits, ModelInfo, OutputBinding, RowRange, ShardFunction, ShardKind,
+    Step, TokenCount, WeightFormat,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +27,13 @@ const SMALL_DENSE: u64 = 1_500_000_000;
 /// Preset of small models without experts.
 const SMALL_PRESET: Preset = Preset {
     quant: Quant::int(IntBits::Eight, Granularity::Channel),
-    parts: PartKinds {
-        attention: None,
-        experts: None,
-        dense_mlp: None,
-        router: None,
-        head: None,
-        embedding: None,
-    },
+    parts: PartKinds::NONE,
     reason: "small models have no weights to spare: in lut4, shards of SmolLM2-135M and Gemma 3 270M fall to cosines of 0.83 and 0.81, and in this to 0.998",
 };
 
+/// Most tokens of a call of a head slice: 65536 logits of 64 tokens would be 8 MB of output that prefill never asks
+/// for.
+const MAX_HEAD_TOKENS: usize = 16;
 /// Name of the vector with the token of each row of the head.
 const HEAD_ORDER: &str = "head_order";
 
@@ -153,12 +153,7 @@ impl Family {
         facts.extend(d.assistant.as_ref().map(|_| {
             "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
         }));
-        let single = PlanOptions { tokens: vec![TokenCount::ONE], ..options.clone() };
-        let mut head = self.head();
-        if self.sorts_head(options) {
-            head.matrix += BY_NORM;
-        }
-        let head = head.shards(if d.assistant.is_some() { &single } else { options });
+        let head = self.head_shards(options);
         let mut chain = self.chain(options, context, steps, &head);
         shards.extend(head);
         shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
@@ -218,20 +213,59 @@ impl Family {
         options.sort_head && d.assistant.is_none() && !matches!(kind, Quant::Fp16 | Quant::Mxfp4)
     }
 
-    fn head(&self) -> OutputHead {
+    /// Returns the rows of the head's matrix, and its tensor, which may be the embedding.
+    fn head(&self) -> (usize, String) {
+        let d = &self.decoder;
+        let (rows, role) = match (d.centroids(), d.has_own_head()) {
+            (Some(of), _) => (of.count, "centroids"),
+            (None, false) => (d.vocab, "embedding"),
+            (None, true) => (d.vocab, "head"),
+        };
+        (rows, d.tensor(None, role))
+    }
+
+    /// Plans the weights of the norm before the head.
+    pub(super) fn final_norm(&self) -> VectorPlan {
         let d = &self.decoder;
         let norm = VectorPlan::channels("final_norm_weight", d.tensor(None, "final_norm"), d.hidden);
-        OutputHead {
-            hidden: d.hidden,
-            vocab: d.centroids().map_or(d.vocab, |of| of.count),
-            norm: VectorPlan { offset: d.norm_offset, ..norm },
-            matrix: match (d.centroids(), d.has_own_head()) {
-                (Some(_), _) => d.tensor(None, "centroids"),
-                (None, false) => d.tensor(None, "embedding"),
-                (None, true) => d.tensor(None, "head"),
-            },
-            eps: self.stream_norm().eps,
+        VectorPlan { offset: d.norm_offset, ..norm }
+    }
+
+    /// Plans slices of the head of equally many rows, small enough for the ANE; the last may have fewer rows.
+    fn head_shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
+        let (h, (vocab, mut tensor)) = (self.decoder.hidden, self.head());
+        if self.sorts_head(options) {
+            tensor += BY_NORM;
         }
+        let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb.saturating_mul(500_000)).max(32 * h as u64);
+        let slices = (vocab as u64 * h as u64).div_ceil(limit).max(1) as usize;
+        let slices = slices.max(vocab.div_ceil(MAX_HEAD_ROWS));
+        let rows = vocab.div_ceil(slices).next_multiple_of(32);
+        let starts: Vec<usize> = (0..vocab).step_by(rows).collect();
+        let cap = |t: &TokenCount| TokenCount {
+            min: t.min,
+            max: if t.min < t.max { t.max.min(MAX_HEAD_TOKENS) } else { t.max },
+        };
+        let mut tokens: Vec<TokenCount> =
+            self.tokens(options).iter().map(cap).filter(|t| t.max <= MAX_HEAD_TOKENS).collect();
+        tokens.dedup();
+        let shard = |(i, &start): (usize, &usize)| {
+            let n = rows.min(vocab - start);
+            let offset = start as u64 * h as u64;
+            let matrix = matrix(options, "logits", "head", tensor.clone(), offset, (n, h));
+            let name = format!("head.{i}of{}", starts.len());
+            let mut shard =
+                PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vec![self.final_norm()]);
+            shard.functions = functions(&[None], &tokens);
+            shard.vocab_rows = Some((start, n));
+            shard
+        };
+        starts.iter().enumerate().map(shard).collect()
+    }
+
+    /// Returns the token counts of calls; an assistant takes one token.
+    fn tokens<'a>(&self, options: &'a PlanOptions) -> &'a [TokenCount] {
+        if self.decoder.assistant.is_some() { &[TokenCount::ONE] } else { &options.tokens }
     }
 
     fn chain(&self, options: &PlanOptions, context: usize, steps: Vec<Step>, head: &[PlannedShard]) -> Chain {
@@ -257,6 +291,13 @@ impl Family {
             final_logit_softcapping: d.softcap,
         };
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
+        // Each slice of the head reads the stream and writes its rows of the logits.
+        let head_step = |shard: &PlannedShard| {
+            let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
+            let logits = ("logits".into(), OutputBinding { rows, ..output("logits") });
+            let inputs = named(vec![("hidden", hidden.clone())]);
+            Step::Run(run((shard.name.clone(), None), inputs, vec![logits], options.form_of(ShardKind::Head)))
+        };
         let is_sorted = self.sorts_head(options);
         let is_looked_up = d.assistant.as_ref().is_none_or(|of| of.centroids.is_some());
         Chain {
@@ -284,11 +325,11 @@ impl Family {
             assistant: d.assistant.clone(),
             vectors: None,
             drafter: None,
-            tokens: if d.assistant.is_some() { vec![TokenCount::ONE] } else { options.tokens.clone() },
+            tokens: self.tokens(options).to_vec(),
             ropes,
             caches,
             steps,
-            head: OutputHead::steps(head, hidden, options.form_of(ShardKind::Head)),
+            head: head.iter().map(head_step).collect(),
             shards: Vec::new(),
         }
     }
@@ -303,11 +344,21 @@ impl Family {
         function: &ShardFunction,
         stored: &Stored,
     ) -> Result<BuiltFunction> {
-        match (shard.kind, shard.layer, self.decoder.residual) {
-            (ShardKind::Head, None, _) => self.head().lower(function.tokens, stored, shard.form),
-            (ShardKind::Head, Some(_), _) | (_, None, _) => Err(not_ours(shard)),
-            (_, _, Residual::Affine) => self.lower_at_host(shard, function, stored),
-            _ => self.lower_in_packages(shard, function, stored),
+        let mut l = Lowering::new(stored, function.tokens, shard.form);
+        let layer = shard.layer.filter(|l| *l < self.decoder.layers.len());
+        match (shard.kind, layer, &self.decoder.assistant) {
+            (ShardKind::Head, None, _) if shard.layer.is_none() => {
+                let hidden = l.stream_input("hidden", self.decoder.hidden)?;
+                let x = l.rms_norm_weighted("final_norm", &hidden, self.stream_norm())?;
+                let logits = l.project("logits", &x, "logits")?;
+                l.finish_streams(&[&logits])
+            }
+            (ShardKind::Head, ..) | (_, None, _) => Err(not_ours(shard)),
+            (_, _, Some(of)) => self.lower_assistant(l, of, shard),
+            (_, Some(layer), None) if self.decoder.residual == Residual::Affine => {
+                self.lower_at_host(l, layer, shard, function)
+            }
+            (_, Some(layer), None) => self.lower_in_packages(l, layer, shard, function),
         }
     }
 
@@ -326,7 +377,7 @@ impl Family {
             Residual::Plain | Residual::LayerScalar => BTreeMap::new(),
         };
         if self.sorts_head(options) {
-            let order = self.checked.rows_by_norm(&self.head().matrix)?;
+            let order = self.checked.rows_by_norm(&self.head().1)?;
             all.insert(HEAD_ORDER.into(), order.iter().map(|&id| id as f32).collect());
         }
         Ok(all)

@@ -1,21 +1,22 @@
 //! Parts of packages that follow from a layer's description: weights, ops, and the host's bindings.
 
-use super::chain_builder::{self, attention_functions, calls, named};
+use super::chain_builder::{self, attention_functions, calls, not_ours};
 use super::decoder::{
     Attention, ExpertLayer, HeadNorm, Layer, Norms, QkvProjection, RouterKind, ValueSource,
 };
 use super::family::Family;
 use super::tensor_table::{ModelPart, TensorRow};
-use crate::form::{CacheForm, ExpertForm, HistoryForm, IoForm, ShardForm};
+use crate::form::{AttentionForm, CacheForm, ExpertForm, HistoryForm, IoForm, ShardForm};
 use crate::lower::{
     self, CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput, KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape,
     PositionInputs, QueryInputs, SharedCache,
 };
 use crate::plan::{MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan, bank_name};
 use crate::{Error, Result};
-use anemoe_bundle::{HostInput, InputBinding, Kept, ShardKind};
+use anemoe_bundle::{HostInput, InputBinding, Kept, ShardFunction, ShardKind};
 use anemoe_mlpackage::mil::builder::Var;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Matrices and vectors of a part of a package, each in the order in which they are stored.
 #[derive(Default)]
@@ -51,6 +52,17 @@ impl Family {
     pub(super) fn row(&self, l: usize, role: &str) -> Result<&TensorRow> {
         let found = self.rows.get(l).and_then(|rows| rows.iter().find(|row| row.role == role));
         found.ok_or_else(|| Error::usage(format!("layer {l} has no tensor of the role `{role}`")))
+    }
+
+    /// Returns the experts of a layer, their packing and the number of their packs.
+    ///
+    /// # Errors
+    /// The layer has no experts, or the options do not fit their number.
+    pub(super) fn packs(&self, l: usize, options: &PlanOptions) -> Result<(&ExpertLayer, Packing, usize)> {
+        let e = self.decoder.layers[l].experts.as_ref();
+        let e = e.ok_or_else(|| Error::usage(format!("layer {l} has no experts")))?;
+        let packing = options.packing(e.count)?;
+        Ok((e, packing, e.count / packing.per_package))
     }
 
     /// Plans the weights of these roles in layer `l`, in this order, as far as the layer has them.
@@ -131,25 +143,17 @@ impl Family {
         options: &PlanOptions,
         kind: ShardKind,
         (l, first): (usize, usize),
-        packing: Packing,
-        e: &ExpertLayer,
     ) -> Result<Weights> {
+        let (e, packing, _) = self.packs(l, options)?;
         let (h, width) = (self.decoder.hidden, e.width);
         let (gate_up, down) = (self.row(l, "gate_up")?.name.clone(), self.row(l, "down")?.name.clone());
         let mut w = Weights::default();
         let mut push = |prefix: String, first: usize, experts: usize| {
             for (name, tensor, rows, cols) in [("gate_up", &gate_up, 2 * width, h), ("down", &down, h, width)]
             {
-                let (name, offset) = (format!("{prefix}_{name}"), (first * rows * cols) as u64);
-                let shape = (experts * rows, cols);
-                w.matrices.push(chain_builder::matrix(
-                    options,
-                    &name,
-                    "experts",
-                    tensor.clone(),
-                    offset,
-                    shape,
-                ));
+                let (name, tensor) = (format!("{prefix}_{name}"), tensor.clone());
+                let (offset, shape) = ((first * rows * cols) as u64, (experts * rows, cols));
+                w.matrices.push(chain_builder::matrix(options, &name, "experts", tensor, offset, shape));
             }
         };
         let is_bank = options.form_of(kind).experts == ExpertForm::Bank;
@@ -203,17 +207,42 @@ impl Family {
         }
     }
 
-    /// Plans a package of layer `l`, or of layers from it on, with attention and one unit.
+    /// Returns the shape of a layer's attention in a function of a shard.
+    ///
+    /// # Errors
+    /// The shard has no cache.
+    pub(super) fn attention_in(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        l: usize,
+    ) -> Result<lower::AttentionDims> {
+        let slots = shard.cache_slots.ok_or_else(|| not_ours(shard))?;
+        Ok(self.attention_shape(l, slots, function.context.unwrap_or(slots), shard.form))
+    }
+
+    /// Declares the inputs of a layer's attention that follow from positions.
+    pub(super) fn declare_positions(
+        &self,
+        l: &mut Lowering<'_>,
+        layer: usize,
+        shape: &lower::AttentionDims,
+    ) -> Result<PositionInputs> {
+        Ok(l.position_inputs(shape, self.decoder.layers[layer].attention.rope.width)?)
+    }
+
+    /// Plans a package of layers, with attention and one unit.
     pub(super) fn package_with_cache(
         &self,
         (name, kind): (String, ShardKind),
-        l: usize,
+        layers: &Range<usize>,
         w: Weights,
         options: &PlanOptions,
         context: usize,
     ) -> PlannedShard {
-        let mut shard = PlannedShard::new(name, kind, Some(l), w.matrices, w.vectors);
-        let slots = self.slots(l, options, context);
+        let mut shard = PlannedShard::new(name, kind, Some(layers.start), w.matrices, w.vectors);
+        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
+        let slots = self.slots(layers.start, options, context);
         shard.functions = attention_functions(options, kind, slots, &[None], &None);
         shard.cache_slots = Some(slots);
         shard
@@ -282,19 +311,32 @@ impl Family {
         (norm, has_bias): (HeadNorm, bool),
         at: &QueryInputs,
     ) -> Result<Var> {
-        let eps = self.decoder.eps;
-        let norm_of =
-            |l: &mut Lowering<'_>, of: HeadNorm, x: Var| norm_if(l, "q_norm", of == norm, x, (of, eps));
         let q = l.project_with("q_proj", x, "q_proj", has_bias)?;
-        let q = norm_of(l, HeadNorm::WholeRow, q)?;
+        let q = self.normed(l, "q_norm", q, (norm, HeadNorm::WholeRow))?;
         let q = l.to_heads("q", &q, a.heads, a.head_dim)?;
-        let q = norm_of(l, HeadNorm::PerHead, q)?;
+        let q = self.normed(l, "q_norm", q, (norm, HeadNorm::PerHead))?;
         let q = l.rotate("q_rotated", &q, a.rope.width, a.head_dim, at)?;
-        if a.has_normed_queries() || a.scale == 1.0 {
+        // The weights of a norm have taken up the factor of the scores.
+        if norm != HeadNorm::None || a.scale == 1.0 {
             return Ok(q);
         }
         let scale = l.scalar("score_scale", a.scale)?;
         l.f().mul("q_scaled", &q, &scale)
+    }
+
+    /// Norms whole rows, or heads, where the description's norm is `here`.
+    fn normed(
+        &self,
+        l: &mut Lowering<'_>,
+        name: &str,
+        x: Var,
+        (norm, here): (HeadNorm, HeadNorm),
+    ) -> Result<Var> {
+        if norm != here {
+            return Ok(x);
+        }
+        let axis = if norm == HeadNorm::PerHead { 3 } else { 1 };
+        Ok(l.rms_norm_weighted(name, &x, NormShape { axis, eps: self.decoder.eps })?)
     }
 
     /// Computes attention's half of a layer over keys and values of another model, from the stream to the stream.
@@ -326,10 +368,8 @@ impl Family {
     ) -> Result<[Var; 3]> {
         let (d, eps) = (a.head_dim, self.decoder.eps);
         let q = self.queries(l, a, x, (norm, has_bias), &at.of_queries)?;
-        let norm_of =
-            |l: &mut Lowering<'_>, of: HeadNorm, x: Var| norm_if(l, "k_norm", of == norm, x, (of, eps));
         let k = l.project_with("k_proj", x, "k_proj", has_bias)?;
-        let k = norm_of(l, HeadNorm::WholeRow, k)?;
+        let k = self.normed(l, "k_norm", k, (norm, HeadNorm::WholeRow))?;
         let k = l.to_heads("k", &k, a.kv_heads, d)?;
         let v = match values {
             ValueSource::KeysNormed => k.clone(),
@@ -338,7 +378,7 @@ impl Family {
                 l.to_heads("v", &v, a.kv_heads, d)?
             }
         };
-        let k = norm_of(l, HeadNorm::PerHead, k)?;
+        let k = self.normed(l, "k_norm", k, (norm, HeadNorm::PerHead))?;
         let k = l.rotate("k_rotated", &k, a.rope.width, d, &at.of_queries)?;
         let v = match values {
             ValueSource::Own => v,
@@ -384,6 +424,26 @@ impl Family {
         l.project("down_proj", &dense, "down_proj")
     }
 
+    /// Binds the inputs of a layer's queries that follow from positions, whose names begin with `prefix`.
+    pub(super) fn query_inputs(
+        &self,
+        l: usize,
+        form: ShardForm,
+        prefix: &str,
+    ) -> BTreeMap<String, InputBinding> {
+        let kind = || self.decoder.layers[l].attention.kind.to_string();
+        let mask = match (form.attention, form.io) {
+            (AttentionForm::PerHead, IoForm::ChannelsFirst) => HostInput::MaskColumns(kind()),
+            _ => HostInput::Mask(kind()),
+        };
+        let inputs = [
+            ("rope_cos", HostInput::RopeCos(kind())),
+            ("rope_sin", HostInput::RopeSin(kind())),
+            ("mask", mask),
+        ];
+        inputs.map(|(name, input)| (format!("{prefix}{name}"), InputBinding::Host(input))).into()
+    }
+
     /// Binds the inputs of a layer's attention that follow from positions.
     pub(super) fn position_inputs(&self, l: usize, form: ShardForm) -> BTreeMap<String, InputBinding> {
         let a = &self.decoder.layers[l].attention;
@@ -393,13 +453,9 @@ impl Family {
             IoForm::ChannelsFirst => (HostInput::Keep(kind()), HostInput::Place(kind())),
             IoForm::ChannelsLast => (HostInput::KeepRow(kind()), HostInput::PlaceRows(kind())),
         };
-        let mut inputs = named(vec![
-            ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind()))),
-            ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind()))),
-            ("mask", InputBinding::Host(chain_builder::mask_input(form, kind()))),
-            ("kv_keep", InputBinding::Host(keep)),
-            ("kv_place", InputBinding::Host(place)),
-        ]);
+        let mut inputs = self.query_inputs(l, form, "");
+        inputs.insert("kv_keep".into(), InputBinding::Host(keep));
+        inputs.insert("kv_place".into(), InputBinding::Host(place));
         if a.projection == QkvProjection::Convolved && form.history == HistoryForm::State {
             inputs.insert("carry".into(), InputBinding::Host(HostInput::Carry(CCA_HISTORY)));
         }
@@ -426,21 +482,6 @@ impl Family {
             kept.insert(format!("{scope}{HISTORY}"), newest);
         }
         kept
-    }
-}
-
-/// Norms heads, or whole rows, where the description has this norm.
-fn norm_if(
-    l: &mut Lowering<'_>,
-    name: &str,
-    is_own: bool,
-    x: Var,
-    (of, eps): (HeadNorm, f32),
-) -> Result<Var> {
-    let axis = if of == HeadNorm::PerHead { 3 } else { 1 };
-    match is_own {
-        true => Ok(l.rms_norm_weighted(name, &x, NormShape { axis, eps })?),
-        false => Ok(x),
     }
 }
 

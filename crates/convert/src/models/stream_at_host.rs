@@ -5,15 +5,15 @@ use super::chain_builder::{
     ExpertUnit, HIDDEN, expert_units, functions, layers_name, named, not_ours, output, packing_of, register,
     rows_of, run,
 };
-use super::decoder::{ExpertLayer, RouterKind};
+use super::decoder::{ExpertLayer, QkvProjection, RouterKind};
 use super::family::Family;
 use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_roles::AFFINE;
-use crate::form::{HistoryForm, LAYERS_PER_SHARD, ShardForm};
-use crate::lower::{self, HistoryInput, Lowering, NormShape, Stored};
+use crate::form::{HistoryForm, LAYERS_PER_SHARD};
+use crate::lower::{AttentionDims, HistoryInput, Lowering};
 use crate::plan::{CHOICES_UNIT, Packing, PlanOptions, PlannedShard, VectorPlan, layer_scope};
 use crate::{Error, Result};
-use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
+use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, When};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -87,8 +87,7 @@ impl Family {
         context: usize,
         joined: &[Range<usize>],
     ) -> Result<(Vec<PlannedShard>, Vec<Step>)> {
-        let (e, ..) = self.networked(0)?;
-        let packing = options.packing(e.count)?;
+        let (e, packing, _) = self.packs(0, options)?;
         if options.layers_per_shard().is_some() && packing.per_call != e.count {
             return Err(Error::usage(format!(
                 "{LAYERS_PER_SHARD}: with {} of {} experts in a call the host chooses experts inside of each layer: give \
@@ -101,18 +100,18 @@ impl Family {
         let mut layer = 0;
         while layer < self.decoder.layers.len() {
             if let Some(layers) = joined.iter().find(|group| group.start == layer && !group.is_empty()) {
-                shards.push(self.layers_shard(layers, packing, options, context)?);
-                self.joined_steps(layers, options, &mut steps);
+                shards.push(self.layers_shard(layers, options, context)?);
+                steps.extend(self.joined_steps(layers, options));
                 layer = layers.end;
                 continue;
             }
             let named = (attention_name(layer), ShardKind::Attention);
             let w = self.attention_weights(options, layer);
-            shards.push(self.package_with_cache(named, layer, w, options, context));
+            shards.push(self.package_with_cache(named, &(layer..layer + 1), w, options, context));
             for pack in 0..e.count / packing.per_package {
-                shards.push(self.moe_shard((layer, pack), packing, options, None)?);
+                shards.push(self.moe_shard(layer, pack, options, false)?);
             }
-            self.layer_steps(layer, packing, options, &mut steps)?;
+            steps.extend(self.layer_steps(layer, options)?);
             layer += 1;
         }
         Ok((shards, steps))
@@ -138,16 +137,15 @@ impl Family {
         Ok(vec![stream.into(), format!("a token that chooses the class behind the last expert gets {skip}")])
     }
 
-    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
+    /// Plans a pack of experts, whose matrices have the layout of its own sort, or of joined layers.
     fn moe_shard(
         &self,
-        (l, pack): (usize, usize),
-        packing: Packing,
+        l: usize,
+        pack: usize,
         options: &PlanOptions,
-        form_of: Option<ShardKind>,
+        is_joined: bool,
     ) -> Result<PlannedShard> {
-        let (e, ..) = self.networked(l)?;
-        let packs = e.count / packing.per_package;
+        let (e, packing, packs) = self.packs(l, options)?;
         let is_whole = packing.per_call == e.count;
         let mut w = Weights::default();
         if pack == 0 {
@@ -160,7 +158,8 @@ impl Family {
         }
         let first = pack * packing.per_package;
         let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
-        w.add(self.expert_weights(options, form_of.unwrap_or(kind), (l, first), packing, e)?, "");
+        let form_of = if is_joined { ShardKind::Layers } else { kind };
+        w.add(self.expert_weights(options, form_of, (l, first))?, "");
         let mut shard = PlannedShard::new(moe_name(l, pack, packs), kind, Some(l), w.matrices, w.vectors);
         let names: Vec<Option<String>> = units(pack, packing, e.count).into_iter().map(|u| u.name).collect();
         shard.functions = functions(&names, &options.tokens);
@@ -174,13 +173,13 @@ impl Family {
     fn layers_shard(
         &self,
         layers: &Range<usize>,
-        packing: Packing,
         options: &PlanOptions,
         context: usize,
     ) -> Result<PlannedShard> {
+        let (e, packing, _) = self.packs(layers.start, options)?;
         let mut w = Weights::default();
         for (i, l) in layers.clone().enumerate() {
-            let moe = self.moe_shard((l, 0), packing, options, Some(ShardKind::Layers))?;
+            let moe = self.moe_shard(l, 0, options, true)?;
             let mut own = self.attention_weights(options, l);
             own.add(Weights { matrices: moe.matrices, vectors: moe.vectors }, "");
             for (half, (norm, role, residual)) in HALVES.into_iter().enumerate() {
@@ -196,16 +195,15 @@ impl Family {
             w.add(own, &layer_scope(i));
         }
         let named = (layers_name(layers, PARTS), ShardKind::Layers);
-        let mut shard = self.package_with_cache(named, layers.start, w, options, context);
-        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
+        let mut shard = self.package_with_cache(named, layers, w, options, context);
         shard.experts = Some((0, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
-        shard.triangle = Some(self.networked(layers.start)?.0.classes());
+        shard.triangle = Some(e.classes());
         Ok(shard)
     }
 
-    /// Adds the steps of a package of whole layers: its run, then the residual of the host's own stream.
-    fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions, steps: &mut Vec<Step>) {
+    /// Makes the steps of a package of whole layers: its run, then the residual of the host's own stream.
+    fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions) -> [Step; 2] {
         let form = options.form_of(ShardKind::Layers);
         let (shard, n) = (layers_name(layers, PARTS), layers.len());
         let mut inputs = self.position_inputs(layers.start, form);
@@ -216,39 +214,28 @@ impl Family {
         let outputs = vec![(added_output(n), output(ADDED)), (state_output(n), output(ROUTER_STATE))];
         let kept = layers.clone().enumerate().flat_map(|(i, l)| self.kept_rows(l, form, &layer_scope(i)));
         let kept = kept.collect();
-        steps.push(Step::Run(Run { kept, ..run((shard.clone(), None), inputs, outputs, form) }));
-        steps.push(Step::Residual { stream: HIDDEN.into(), branch: Some(ADDED.into()), vectors: shard });
+        let run = Run { kept, ..run((shard.clone(), None), inputs, outputs, form) };
+        [Step::Run(run), residual_step(ADDED, shard)]
     }
 
-    fn layer_steps(
-        &self,
-        layer: usize,
-        packing: Packing,
-        options: &PlanOptions,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
-        let (e, _, passes_input) = self.networked(layer)?;
+    fn layer_steps(&self, layer: usize, options: &PlanOptions) -> Result<Vec<Step>> {
+        let (_, _, passes_input) = self.networked(layer)?;
+        let (e, packing, packs) = self.packs(layer, options)?;
         let normalize = |name: String| Step::Normalize {
             from: HIDDEN.into(),
             to: INPUT.into(),
             vector: format!("{name}.norm"),
             eps: self.decoder.eps,
         };
-        steps.push(normalize(attention_name(layer)));
+        let mut steps = vec![normalize(attention_name(layer))];
         let form = options.form_of(ShardKind::Attention);
         let mut inputs = self.position_inputs(layer, form);
         inputs.insert(INPUT.into(), register(INPUT));
         let outputs = vec![("attended".into(), output("attended"))];
         let kept = self.kept_rows(layer, form, "");
         steps.push(Step::Run(Run { kept, ..run((attention_name(layer), None), inputs, outputs, form) }));
-        let residual = |branch: &str, vectors: String| Step::Residual {
-            stream: HIDDEN.into(),
-            branch: Some(branch.into()),
-            vectors,
-        };
-        steps.push(residual("attended", attention_name(layer)));
+        steps.push(residual_step("attended", attention_name(layer)));
         steps.push(normalize(moe_vectors(layer)));
-        let packs = e.count / packing.per_package;
         for pack in 0..packs {
             for unit in units(pack, packing, e.count) {
                 let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
@@ -294,8 +281,8 @@ impl Family {
                 }
             }
         }
-        steps.push(residual("experts", moe_vectors(layer)));
-        Ok(())
+        steps.push(residual_step("experts", moe_vectors(layer)));
+        Ok(steps)
     }
 
     /// Reads the vectors of the host's steps, and those of the parts of joined layers.
@@ -353,47 +340,36 @@ impl Family {
     /// The program breaks MIL's rules, or the shard is not one of the model's.
     pub(super) fn lower_at_host(
         &self,
+        mut l: Lowering<'_>,
+        layer: usize,
         shard: &PlannedShard,
         function: &ShardFunction,
-        stored: &Stored,
     ) -> Result<BuiltFunction> {
         let wrong = || not_ours(shard);
-        let layer = shard.layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
-        let shape = || -> Result<lower::AttentionDims> {
-            let slots = shard.cache_slots.ok_or_else(wrong)?;
-            Ok(self.attention_shape(layer, slots, function.context.unwrap_or(slots), shard.form))
-        };
         match shard.kind {
-            ShardKind::Attention => self.lower_host_attention(layer, function, stored, shard.form, &shape()?),
+            ShardKind::Attention => {
+                let shape = self.attention_in(shard, function, layer)?;
+                let x = l.stream_input(INPUT, self.decoder.hidden)?;
+                let at = self.declare_positions(&mut l, layer, &shape)?;
+                let old = self.history(&mut l, layer, &shape)?;
+                let inputs = AttentionInputs { at: &at, history: old.as_ref(), shared: None };
+                let (attended, kept) = self.attention(&mut l, (layer, "attended"), &x, inputs, &shape)?;
+                l.finish_attention(&[&attended], &kept)
+            }
             ShardKind::Moe | ShardKind::Experts => {
                 let (first, packing) = packing_of(shard)?;
                 let pack = first.checked_div(packing.per_package).ok_or_else(wrong)?;
                 let units = units(pack, packing, self.networked(layer)?.0.count);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
-                self.lower_moe(layer, unit, function.tokens, stored, shard.form)
+                self.lower_moe(l, layer, unit)
             }
             _ => {
                 let layers = shard.joined_layers().ok_or_else(wrong)?;
-                self.lower_layers(layers, function, stored, shard.form, &shape()?)
+                let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
+                let shape = self.attention_in(shard, function, layer)?;
+                self.lower_layers(l, layers, with_choices, shard.form.history, &shape)
             }
         }
-    }
-
-    fn lower_host_attention(
-        &self,
-        layer: usize,
-        function: &ShardFunction,
-        stored: &Stored,
-        form: ShardForm,
-        shape: &lower::AttentionDims,
-    ) -> Result<BuiltFunction> {
-        let mut l = Lowering::new(stored, function.tokens, form);
-        let x = l.stream_input(INPUT, self.decoder.hidden)?;
-        let at = l.position_inputs(shape, self.decoder.layers[layer].attention.rope.width)?;
-        let old = self.history(&mut l, layer, shape)?;
-        let inputs = AttentionInputs { at: &at, history: old.as_ref(), shared: None };
-        let (attended, kept) = self.attention(&mut l, (layer, "attended"), &x, inputs, shape)?;
-        l.finish_attention(&[&attended], &kept)
     }
 
     /// Declares the input with a layer's history, where it has one.
@@ -401,17 +377,17 @@ impl Family {
         &self,
         l: &mut Lowering<'_>,
         layer: usize,
-        shape: &lower::AttentionDims,
+        shape: &AttentionDims,
     ) -> Result<Option<HistoryInput>> {
-        let has_history =
-            self.decoder.layers[layer].attention.projection == super::decoder::QkvProjection::Convolved;
-        Ok(if has_history { Some(l.history_input(shape)?) } else { None })
+        match self.decoder.layers[layer].attention.projection {
+            QkvProjection::Convolved => Ok(Some(l.history_input(shape)?)),
+            _ => Ok(None),
+        }
     }
 
     /// Computes the router's logits over the classes, and the state for the next layer's router, from the normalized
     /// stream and the state of the previous layer's router.
     fn route(&self, l: &mut Lowering<'_>, x: &Var, before: Option<&Var>) -> Result<(Var, Var)> {
-        let norm = NormShape { axis: 1, eps: self.decoder.eps };
         let state = match before {
             None => l.project_with("router_state_out", x, "router_down", true)?,
             Some(before) => {
@@ -421,7 +397,7 @@ impl Family {
                 l.f().add("router_state_out", &own, &before)?
             }
         };
-        let mut n = l.rms_norm_weighted("router_norm", &state, norm)?;
+        let mut n = l.rms_norm_weighted("router_norm", &state, self.stream_norm())?;
         for name in ["router_fc1", "router_fc2"] {
             let wide = l.project_with(name, &n, name, true)?;
             n = l.gelu_exact(&format!("{name}_gelu"), &wide)?;
@@ -429,16 +405,8 @@ impl Family {
         Ok((l.project("router_logits", &n, "router_logits")?, state))
     }
 
-    fn lower_moe(
-        &self,
-        layer: usize,
-        unit: &ExpertUnit,
-        tokens: TokenCount,
-        stored: &Stored,
-        form: ShardForm,
-    ) -> Result<BuiltFunction> {
+    fn lower_moe(&self, mut l: Lowering<'_>, layer: usize, unit: &ExpertUnit) -> Result<BuiltFunction> {
         let experts: Vec<usize> = unit.experts.clone().collect();
-        let mut l = Lowering::new(stored, tokens, form);
         let x = l.stream_input(INPUT, self.decoder.hidden)?;
         if !unit.has_own_part {
             let routing = l.stream_input("routing", experts.len())?;
@@ -458,7 +426,7 @@ impl Family {
     /// Declares the input with the state of the previous layer's router; the first layer has none.
     fn router_state_input(&self, l: &mut Lowering<'_>, layer: usize) -> Result<Option<Var>> {
         let (_, width, _) = self.networked(layer)?;
-        Ok(if layer == 0 { None } else { Some(l.stream_input(ROUTER_STATE, width)?) })
+        Ok((layer > 0).then(|| l.stream_input(ROUTER_STATE, width)).transpose()?)
     }
 
     /// Computes the branch of all experts, the state for the next layer's router, and the logits of this router, from
@@ -497,21 +465,19 @@ impl Family {
     /// and the host adds a to its own stream, which it scales and shifts by vectors that are known before the run.
     fn lower_layers(
         &self,
+        mut l: Lowering<'_>,
         layers: Range<usize>,
-        function: &ShardFunction,
-        stored: &Stored,
-        form: ShardForm,
-        shape: &lower::AttentionDims,
+        with_choices: bool,
+        history: HistoryForm,
+        shape: &AttentionDims,
     ) -> Result<BuiltFunction> {
-        let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
-        let norm = NormShape { axis: 1, eps: self.decoder.eps };
+        let norm = self.stream_norm();
         let experts: Vec<usize> = (0..self.networked(layers.start)?.0.count).collect();
-        let mut l = Lowering::new(stored, function.tokens, form);
         let mut stream = l.stream_input(HIDDEN, self.decoder.hidden)?;
         let mut state = self.router_state_input(&mut l, layers.start)?;
-        let at = l.position_inputs(shape, self.decoder.layers[layers.start].attention.rope.width)?;
+        let at = self.declare_positions(&mut l, layers.start, shape)?;
         // One carry selects the rows of all layers; rows that the host keeps are an input of each layer.
-        let carry = match form.history {
+        let carry = match history {
             HistoryForm::State => self.history(&mut l, layers.start, shape)?,
             HistoryForm::Host => None,
         };
@@ -538,6 +504,11 @@ impl Family {
         let outputs: Vec<&Var> = added.iter().chain(&state).chain(&choices).collect();
         l.finish_attention(&outputs, &kept)
     }
+}
+
+/// Makes the step that joins a branch with the host's stream.
+fn residual_step(branch: &str, vectors: String) -> Step {
+    Step::Residual { stream: HIDDEN.into(), branch: Some(branch.into()), vectors }
 }
 
 /// Joins a branch with the stream and with the sum of earlier branches; returns both. Behind a package's last branch

@@ -14,15 +14,15 @@ use super::chain_builder::{
     ExpertUnit, HIDDEN, attention_functions, expert_units, functions, layers_name, not_ours, output,
     packing_of, register, rows_of, run,
 };
-use super::decoder::{ExpertLayer, Layer, Norms, Residual, RouterKind};
+use super::decoder::{Layer, Residual, RouterKind};
 use super::family::Family;
 use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_table::TensorRow;
 use crate::form::{CacheForm, LAYERS_PER_SHARD, ShardForm};
-use crate::lower::{self, Lowering, NormShape, PositionInputs, Stored};
+use crate::lower::{AttentionDims, Lowering};
 use crate::plan::{Packing, PlanOptions, PlannedShard, layer_scope};
 use crate::{Error, Result};
-use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
+use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, When};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -125,30 +125,29 @@ impl Family {
         let mut layer = 0;
         while layer < self.decoder.layers.len() {
             let group = joined.iter().find(|g| g.start == layer);
-            let Some(e) = &self.decoder.layers[layer].experts else {
+            if self.decoder.layers[layer].experts.is_none() {
                 let layers = group.cloned().unwrap_or(layer..layer + 1);
-                shards.push(self.dense_shard(&layers, options, context)?);
+                shards.push(self.dense_shard(&layers, options, context));
                 steps.push(self.dense_step(&layers, options.form_of(ShardKind::Layers)));
                 layer = layers.end.max(layer + 1);
                 continue;
-            };
-            let packing = options.packing(e.count)?;
-            let packs = e.count / packing.per_package;
+            }
+            let (_, _, packs) = self.packs(layer, options)?;
             // The package before has the attention where layers are joined.
             if !joined.iter().any(|g| g.len() > 1 && g.end == layer + 1) {
                 let named = (attention_name(layer), ShardKind::Attention);
                 let w = self.routed_attention_weights(layer, options);
-                shards.push(self.package_with_cache(named, layer, w, options, context));
+                shards.push(self.package_with_cache(named, &(layer..layer + 1), w, options, context));
                 steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
             }
             let joins_next = group.is_some_and(|g| g.len() > 1);
             for pack in 0..packs - usize::from(joins_next) {
-                shards.push(self.expert_shard((layer, pack), packing, options, None, e)?);
+                shards.push(self.expert_shard(layer, pack, options, false)?);
             }
             if joins_next {
-                shards.push(self.joined_shard(layer, packing, options, context, e)?);
+                shards.push(self.joined_shard(layer, options, context)?);
             }
-            self.expert_steps(layer, packing, options, joins_next, e, &mut steps)?;
+            steps.extend(self.expert_steps(layer, options, joins_next)?);
             layer += 1;
         }
         Ok((shards, steps))
@@ -173,20 +172,19 @@ impl Family {
         w
     }
 
-    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
+    /// Plans a pack of experts, whose matrices have the layout of its own sort, or of joined layers.
     fn expert_shard(
         &self,
-        (l, pack): (usize, usize),
-        packing: Packing,
+        l: usize,
+        pack: usize,
         options: &PlanOptions,
-        form_of: Option<ShardKind>,
-        e: &ExpertLayer,
+        is_joined: bool,
     ) -> Result<PlannedShard> {
-        let packs = e.count / packing.per_package;
-        let last = pack + 1 == packs;
-        let first = pack * packing.per_package;
+        let (_, packing, packs) = self.packs(l, options)?;
+        let (last, first) = (pack + 1 == packs, pack * packing.per_package);
         let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
-        let mut w = self.expert_weights(options, form_of.unwrap_or(kind), (l, first), packing, e)?;
+        let form_of = if is_joined { ShardKind::Layers } else { kind };
+        let mut w = self.expert_weights(options, form_of, (l, first))?;
         if last {
             w.add(self.weights(options, l, &DENSE), "");
             w.add(self.weights(options, l, &["dense_norm", "experts_norm"]), "");
@@ -202,16 +200,9 @@ impl Family {
     }
 
     /// Plans the package of a layer's last pack and the next layer's attention.
-    fn joined_shard(
-        &self,
-        l: usize,
-        packing: Packing,
-        options: &PlanOptions,
-        context: usize,
-        e: &ExpertLayer,
-    ) -> Result<PlannedShard> {
-        let packs = e.count / packing.per_package;
-        let pack = self.expert_shard((l, packs - 1), packing, options, Some(ShardKind::Layers), e)?;
+    fn joined_shard(&self, l: usize, options: &PlanOptions, context: usize) -> Result<PlannedShard> {
+        let (_, packing, packs) = self.packs(l, options)?;
+        let pack = self.expert_shard(l, packs - 1, options, true)?;
         let mut w = Weights { matrices: pack.matrices, vectors: pack.vectors };
         w.add(self.routed_attention_weights(l + 1, options), NEXT_SCOPE);
         let name = joined_name(l, packs);
@@ -239,20 +230,13 @@ impl Family {
     }
 
     /// Plans a package of whole layers without experts.
-    fn dense_shard(
-        &self,
-        layers: &Range<usize>,
-        options: &PlanOptions,
-        context: usize,
-    ) -> Result<PlannedShard> {
+    fn dense_shard(&self, layers: &Range<usize>, options: &PlanOptions, context: usize) -> PlannedShard {
         let mut w = Weights::default();
         for (i, l) in layers.clone().enumerate() {
             w.add(self.dense_layer_weights(l, options), &layer_scope(i));
         }
         let named = (layers_name(layers, PARTS), ShardKind::Layers);
-        let mut shard = self.package_with_cache(named, layers.start, w, options, context);
-        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
-        Ok(shard)
+        self.package_with_cache(named, layers, w, options, context)
     }
 
     fn dense_step(&self, layers: &Range<usize>, form: ShardForm) -> Step {
@@ -260,10 +244,8 @@ impl Family {
         inputs.insert(HIDDEN.into(), register(HIDDEN));
         let kept = layers.clone().enumerate().flat_map(|(i, l)| self.kept_rows(l, form, &layer_scope(i)));
         let outputs = vec![(stream_out(layers.len()), output(HIDDEN))];
-        Step::Run(Run {
-            kept: kept.collect(),
-            ..run((layers_name(layers, PARTS), None), inputs, outputs, form)
-        })
+        let run = run((layers_name(layers, PARTS), None), inputs, outputs, form);
+        Step::Run(Run { kept: kept.collect(), ..run })
     }
 
     fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
@@ -273,34 +255,25 @@ impl Family {
         Step::Run(Run { kept: self.kept_rows(layer, form, ""), ..attention })
     }
 
-    fn expert_steps(
-        &self,
-        layer: usize,
-        packing: Packing,
-        options: &PlanOptions,
-        is_joined: bool,
-        e: &ExpertLayer,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
+    fn expert_steps(&self, layer: usize, options: &PlanOptions, is_joined: bool) -> Result<Vec<Step>> {
+        let (e, packing, packs) = self.packs(layer, options)?;
         let RouterKind::Linear { renormalizes, is_scaled, .. } = e.router else {
-            return Err(Error::usage(format!(
-                "layer {layer}: a router with a state needs the stream at the host"
-            )));
+            let what = format!("layer {layer}: a router with a state needs the stream at the host");
+            return Err(Error::usage(what));
         };
         let scale = match is_scaled {
             true => Some(self.checked.vector(&self.row(layer, "expert_scale")?.name, e.count)?),
             false => None,
         };
-        steps.push(Step::Route {
+        let route = Step::Route {
             logits: "router_logits".into(),
             weights: "routing".into(),
             top_k: e.active,
             scale,
             bias: None,
             over_all: !renormalizes,
-        });
-        steps.push(Step::Zero { register: "experts".into(), channels: self.decoder.hidden });
-        let packs = e.count / packing.per_package;
+        };
+        let mut steps = vec![route, Step::Zero { register: "experts".into(), channels: self.decoder.hidden }];
         for pack in 0..packs {
             let first = pack * packing.per_package;
             for unit in units(first, packing, pack + 1 == packs) {
@@ -310,33 +283,30 @@ impl Family {
                     inputs.insert("expert_input".into(), register("expert_input"));
                     inputs.insert("routing".into(), rows_of("routing", rows));
                 }
-                let joins = unit.has_own_part;
-                let last = pack + 1 == packs;
-                let (kind, shard) = match (last, is_joined) {
+                let (kind, shard) = match (pack + 1 == packs, is_joined) {
                     (true, true) => (ShardKind::Layers, joined_name(layer, packs)),
                     (true, false) => (ShardKind::ExpertsCombine, pack_name(layer, pack, packs)),
                     (false, _) => (ShardKind::Experts, pack_name(layer, pack, packs)),
                 };
                 let form = options.form_of(kind);
                 let mut kept = BTreeMap::new();
-                let outputs = if !joins {
-                    vec![("experts_out".into(), OutputBinding { accumulate: true, ..output("experts") })]
-                } else {
+                let sum = OutputBinding { accumulate: true, ..output("experts") };
+                let mut outputs = vec![("experts_out".into(), sum)];
+                if unit.has_own_part {
                     inputs.insert(HIDDEN.into(), register(HIDDEN));
                     inputs.insert("experts_in".into(), register("experts"));
+                    outputs = vec![("hidden_out".into(), output(HIDDEN))];
                     if is_joined {
                         inputs.extend(self.position_inputs(layer + 1, form));
                         kept = self.kept_rows(layer + 1, form, NEXT_SCOPE);
-                        attention_outputs(NEXT_SCOPE)
-                    } else {
-                        vec![("hidden_out".into(), output(HIDDEN))]
+                        outputs = attention_outputs(NEXT_SCOPE);
                     }
-                };
-                let when = (!joins).then(|| When { register: "routing".into(), rows });
+                }
+                let when = (!unit.has_own_part).then(|| When { register: "routing".into(), rows });
                 steps.push(Step::Run(Run { when, kept, ..run((shard, unit.name), inputs, outputs, form) }));
             }
         }
-        Ok(())
+        Ok(steps)
     }
 
     /// Lowers a function of a shard of [`Family::plan_in_packages`].
@@ -345,29 +315,21 @@ impl Family {
     /// The program breaks MIL's rules, or the shard is not one of the model's.
     pub(super) fn lower_in_packages(
         &self,
+        mut l: Lowering<'_>,
+        layer: usize,
         shard: &PlannedShard,
         function: &ShardFunction,
-        stored: &Stored,
     ) -> Result<BuiltFunction> {
         let wrong = || not_ours(shard);
-        if let Some(of) = &self.decoder.assistant {
-            return self.lower_assistant(of, shard, function, stored);
-        }
-        let layer = shard.layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
-        let form = shard.form;
-        let shape = |l: usize| -> Result<lower::AttentionDims> {
-            let slots = shard.cache_slots.ok_or_else(wrong)?;
-            Ok(self.attention_shape(l, slots, function.context.unwrap_or(slots), form))
-        };
         if shard.kind == ShardKind::Attention {
-            let mut l = Lowering::new(stored, function.tokens, form);
             let hidden = l.stream_input(HIDDEN, self.decoder.hidden)?;
-            let at = l.position_inputs(&shape(layer)?, self.rotary(layer))?;
-            return self.lower_routed_attention(l, &hidden, layer, &at, &shape(layer)?);
+            let shape = self.attention_in(shard, function, layer)?;
+            return self.lower_routed_attention(l, "", &hidden, layer, &shape);
         }
         if shard.experts.is_none() {
             let layers = shard.joined_layers().ok_or_else(wrong)?;
-            return self.lower_dense(layers, function.tokens, stored, form, &shape(layer)?);
+            let shape = self.attention_in(shard, function, layer)?;
+            return self.lower_dense(l, layers, shard.form.cache, &shape);
         }
         let (first, packing) = packing_of(shard)?;
         let units = units(first, packing, shard.kind != ShardKind::Experts);
@@ -375,31 +337,24 @@ impl Family {
         let next = match shard.kind {
             ShardKind::Layers => {
                 let next = shard.last_layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
-                Some((next, shape(next)?))
+                Some((next, self.attention_in(shard, function, next)?))
             }
             _ => None,
         };
-        self.lower_experts(layer, unit, function.tokens, stored, form, next)
-    }
-
-    /// Returns the channels of a head that rotate.
-    fn rotary(&self, layer: usize) -> usize {
-        self.decoder.layers[layer].attention.rope.width
+        self.lower_experts(l, layer, unit, next)
     }
 
     /// Lowers whole layers without experts.
     fn lower_dense(
         &self,
+        mut l: Lowering<'_>,
         layers: Range<usize>,
-        tokens: TokenCount,
-        stored: &Stored,
-        form: ShardForm,
-        shape: &lower::AttentionDims,
+        cache: CacheForm,
+        shape: &AttentionDims,
     ) -> Result<BuiltFunction> {
-        let mut l = Lowering::new(stored, tokens, form);
         let mut hidden = l.stream_input(HIDDEN, self.decoder.hidden)?;
-        let at = l.position_inputs(shape, self.rotary(layers.start))?;
-        let is_shared = form.cache == CacheForm::State && layers.len() > 1;
+        let at = self.declare_positions(&mut l, layers.start, shape)?;
+        let is_shared = cache == CacheForm::State && layers.len() > 1;
         let shared = if is_shared { Some(l.shared_cache(shape, layers.len())?) } else { None };
         let mut kept = Vec::new();
         for (i, layer) in layers.enumerate() {
@@ -435,16 +390,18 @@ impl Family {
         }
     }
 
-    /// Lowers attention, the residual stream after it, and the router, and ends the function.
+    /// Lowers attention, the residual stream after it, and the router, whose names begin with `scope`, and ends the function.
     fn lower_routed_attention(
         &self,
         mut l: Lowering<'_>,
+        scope: &str,
         hidden: &Var,
         layer: usize,
-        at: &PositionInputs,
-        shape: &lower::AttentionDims,
+        shape: &AttentionDims,
     ) -> Result<BuiltFunction> {
-        let inputs = AttentionInputs { at, history: None, shared: None };
+        let at = self.declare_positions(&mut l, layer, shape)?;
+        l.set_scope(scope);
+        let inputs = AttentionInputs { at: &at, history: None, shared: None };
         let (attended, kept) = self.attended(&mut l, layer, hidden, inputs, shape)?;
         let norm = self.stream_norm();
         let router = self.decoder.layers[layer].experts.as_ref().map(|e| e.router);
@@ -469,17 +426,13 @@ impl Family {
     /// the attention of `next`, a layer and the shape of its attention.
     fn lower_experts(
         &self,
+        mut l: Lowering<'_>,
         layer: usize,
         unit: &ExpertUnit,
-        tokens: TokenCount,
-        stored: &Stored,
-        form: ShardForm,
-        next: Option<(usize, lower::AttentionDims)>,
+        next: Option<(usize, AttentionDims)>,
     ) -> Result<BuiltFunction> {
-        let own = &self.decoder.layers[layer];
-        let hidden_size = self.decoder.hidden;
+        let (own, hidden_size) = (&self.decoder.layers[layer], self.decoder.hidden);
         let experts: Vec<usize> = unit.experts.clone().collect();
-        let mut l = Lowering::new(stored, tokens, form);
         let mut sum = None;
         if !experts.is_empty() {
             let y = l.stream_input("expert_input", hidden_size)?;
@@ -498,22 +451,16 @@ impl Family {
             None => others,
         };
         if own.dense.is_some() {
-            let norm = NormShape { axis: 1, eps: self.decoder.eps };
-            let is_around = self.decoder.norms == Norms::Around;
-            if is_around {
-                branch = l.rms_norm_weighted("experts_norm", &branch, norm)?;
-            }
-            let mut dense = self.dense(&mut l, own, &hidden)?;
-            if is_around {
-                dense = l.rms_norm_weighted("dense_norm", &dense, norm)?;
-            }
+            branch = self.after(&mut l, "experts_norm", branch)?;
+            let dense = self.dense(&mut l, own, &hidden)?;
+            let dense = self.after(&mut l, "dense_norm", dense)?;
             branch = l.f().add("branches", &dense, &branch)?;
         }
         let branch = self.after(&mut l, "post_feedforward_norm", branch)?;
         let out = self.end_layer(&mut l, &hidden, &branch)?;
-        let Some((layer, shape)) = next else { return l.finish_streams(&[&out]) };
-        let at = l.position_inputs(&shape, self.rotary(layer))?;
-        l.set_scope(NEXT_SCOPE);
-        self.lower_routed_attention(l, &out, layer, &at, &shape)
+        match next {
+            None => l.finish_streams(&[&out]),
+            Some((layer, shape)) => self.lower_routed_attention(l, NEXT_SCOPE, &out, layer, &shape),
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::keys::merged;
 use super::registry::parse;
-use super::tensor_table::full_name;
+use super::tensor_table::{TensorRow, full_name};
 use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
 use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
 use crate::variants::Variants;
@@ -21,21 +21,17 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     let (mut seed, mut layers, mut outliers) = (0u64, None, 0);
     for pair in query.split('&').filter(|p| !p.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let number: u64 = value
-            .parse()
-            .map_err(|_| Error::usage(format!("{spec}: `{pair}` is not of the form {QUERY}")))?;
+        let wrong = |_| Error::usage(format!("{spec}: `{pair}` is not of the form {QUERY}"));
+        let number: u64 = value.parse().map_err(wrong)?;
         match key {
             "seed" => seed = number,
             "layers" if (1..=1000).contains(&number) => layers = Some(number as usize),
             "outliers" if number <= MOST_PLANTED => outliers = number,
-            _ => {
-                return Err(Error::usage(format!("{spec}: `{pair}`: expected {QUERY}")));
-            }
+            _ => return Err(Error::usage(format!("{spec}: `{pair}`: expected {QUERY}"))),
         }
     }
     let Some((_, published)) = MODELS.iter().find(|(name, _)| *name == model) else {
-        let known: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
-        let known = known.join(", ");
+        let known = MODELS.map(|(name, _)| name).join(", ");
         return Err(Error::usage(format!("{spec}: no synthetic model `{model}`; there are {known}")));
     };
     let mut config = published();
@@ -44,20 +40,15 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     }
     let variants = Variants::default();
     let decoder = parse(&config, &path, variants)?;
-    let mut tensors: Vec<TensorInfo> = Vec::new();
-    let mut roles = BTreeMap::new();
-    for row in decoder.tensors() {
-        let name = full_name(decoder.prefixes[0], &row.name);
-        roles.insert(name.clone(), row.role);
-        tensors.push(TensorInfo {
-            name,
-            dtype: Dtype::BF16,
-            bytes: 2 * row.elements(),
-            shape: row.shape,
-            file: path.clone(),
-        });
-    }
-    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let name = |row: &TensorRow| full_name(decoder.prefixes[0], &row.name);
+    let rows: BTreeMap<String, TensorRow> =
+        decoder.tensors().into_iter().map(|row| (name(&row), row)).collect();
+    let roles = rows.iter().map(|(name, row)| (name.clone(), row.role)).collect();
+    let info = |(name, row): (String, TensorRow)| {
+        let (bytes, shape) = (2 * row.elements(), row.shape);
+        TensorInfo { name, dtype: Dtype::BF16, bytes, shape, file: path.clone() }
+    };
+    let tensors = rows.into_iter().map(info).collect();
     let shape = match model {
         ZAYA => Shape::Networked,
         GEMMA_MINI => Shape::SmallBranches,
@@ -68,11 +59,8 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     Ok(Checkpoint { name, path, config, generation_config: None, source, variants, remarks })
 }
 
-/// Configuration of a published model.
-type PublishedConfig = fn() -> Value;
-
 /// Synthetic models, each with its configuration.
-pub(super) const MODELS: &[(&str, PublishedConfig)] = &[
+pub(super) const MODELS: [(&str, fn() -> Value); 10] = [
     ("gemma4-26b-a4b", gemma4::published_config),
     ("gemma4-26b-a4b-assistant", gemma4::published_assistant),
     (GEMMA_MINI, gemma_mini),
@@ -122,7 +110,7 @@ enum Shape {
     Plain,
     /// Branches are small beside the stream, as in trained models: otherwise 30 layers blow up every rounding.
     SmallBranches,
-    /// The choice of a router network depends on the token; see [`shaping`].
+    /// The choice of a router network depends on the token; see [`Shaping::of`].
     Networked,
 }
 
@@ -181,14 +169,14 @@ impl TensorSource for Synthetic {
         info.check_range(&range, out.len())?;
         let random = Random::new(hash(name, self.seed));
         let role = self.roles.get(name).copied().unwrap_or_default();
-        let (spread, pairs) = shaping(self.shape, role);
+        let shaping = Shaping::of(self.shape, role);
         if info.shape.len() < 2 {
-            let mean = if name.contains("bias") { 0.0 } else { spread.mean };
+            let mean = if name.contains("bias") { 0.0 } else { shaping.mean };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
-                let (i_paired, sign) = pairs.apply(i, 1);
+                let (i_paired, sign) = shaping.paired(i, 1);
                 // The bias of ZAYA's skip class, the class behind the last expert, is -1 when training starts.
                 let skip = name.ends_with("balancing_biases") && i + 1 == info.elements();
-                *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(random.bits_at(i_paired)) };
+                *o = if skip { -1.0 } else { mean + sign * shaping.bias * normal(random.bits_at(i_paired)) };
             }
             return Ok(());
         }
@@ -199,10 +187,10 @@ impl TensorSource for Synthetic {
         };
         let scale = 1.0 / (inputs as f32).sqrt();
         for (i, o) in (range.start..).zip(out.iter_mut()) {
-            let (i, sign) = pairs.apply(i, inputs);
+            let (i, sign) = shaping.paired(i, inputs);
             let bits = random.bits_at(i);
             let outlier = bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 54 == 0;
-            *o = sign * spread.weight * normal(bits) * if outlier { 10.0 * scale } else { scale };
+            *o = sign * shaping.weight * normal(bits) * if outlier { 10.0 * scale } else { scale };
         }
         if let Some((place, deviations)) = self.planted(info).filter(|(place, _)| range.contains(place)) {
             out[(place - range.start) as usize] = deviations * scale;
@@ -211,60 +199,63 @@ impl TensorSource for Synthetic {
     }
 }
 
-/// Factors on the deviations of a tensor.
-struct SpreadFactors {
+/// Shape of a tensor's values.
+struct Shaping {
     /// Factor on the deviation of a matrix, 1/sqrt(inputs).
     weight: f32,
     /// Deviation of a vector.
     bias: f32,
     /// Mean of a vector that scales.
     mean: f32,
+    /// True if rows come in pairs `w, -w`.
+    paired_rows: bool,
+    /// True if columns come in pairs `w, -w`.
+    paired_columns: bool,
 }
 
-/// Rows and columns that come in pairs `w, -w`.
-#[derive(Default)]
-struct Pairs {
-    rows: bool,
-    columns: bool,
-}
+impl Shaping {
+    const PLAIN: Shaping =
+        Shaping { weight: 1.0, bias: 0.05, mean: 1.0, paired_rows: false, paired_columns: false };
 
-impl Pairs {
+    /// Returns the shape of the values of a role's tensor, so that tokens are spread over the experts, as trained
+    /// routers spread them.
+    ///
+    /// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. First, the residual stream
+    /// starts with embeddings of deviation 0.02, and attention adds much larger means over all tokens. So the outputs of
+    /// attention and experts and the biases of the stream are made as small as the embeddings or smaller. Second, the
+    /// activations of the router's MLP have positive means. So hidden units come in pairs: with gelu(a) - gelu(-a) = a,
+    /// logits depend on the token alone.
+    fn of(shape: Shape, role: &str) -> Shaping {
+        let plain = Shaping::PLAIN;
+        match (shape, role) {
+            (Shape::SmallBranches, "post_attention_norm" | "post_feedforward_norm") => {
+                Shaping { bias: 0.005, mean: 0.06, ..plain }
+            }
+            (Shape::Plain | Shape::SmallBranches, _) => plain,
+            (Shape::Networked, "o_proj") => Shaping { weight: 1.0 / 256.0, ..plain },
+            (Shape::Networked, "down") => Shaping { weight: 1.0 / 32.0, ..plain },
+            (Shape::Networked, "balancing_biases") => Shaping { bias: 0.005, ..plain },
+            (Shape::Networked, "router_fc1" | "router_fc1_bias" | "router_fc2_bias") => {
+                Shaping { paired_rows: true, ..plain }
+            }
+            (Shape::Networked, "router_fc2") => Shaping { paired_rows: true, paired_columns: true, ..plain },
+            (Shape::Networked, "router_logits") => Shaping { paired_columns: true, ..plain },
+            (Shape::Networked, role)
+                if ["branch_bias", "stream_bias", "input_bias"].iter().any(|end| role.ends_with(end)) =>
+            {
+                Shaping { bias: 0.001, ..plain }
+            }
+            (Shape::Networked, _) => plain,
+        }
+    }
+
     /// Returns the element whose value element `i` takes, and the sign of that value. A vector has one column.
-    fn apply(&self, i: u64, columns: u64) -> (u64, f32) {
+    fn paired(&self, i: u64, columns: u64) -> (u64, f32) {
         let (row, column) = (i / columns, i % columns);
-        let (odd_row, odd_column) = (self.rows && row % 2 == 1, self.columns && column % 2 == 1);
+        let (odd_row, odd_column) =
+            (self.paired_rows && row % 2 == 1, self.paired_columns && column % 2 == 1);
         let at = (row - u64::from(odd_row)) * columns + column - u64::from(odd_column);
         (at, if odd_row == odd_column { 1.0 } else { -1.0 })
-    }
-}
-
-/// Returns factors and pairs that shape a tensor's values, so that tokens are spread over the experts, as trained
-/// routers spread them.
-///
-/// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. First, the residual stream
-/// starts with embeddings of deviation 0.02, and attention adds much larger means over all tokens. So the outputs of
-/// attention and experts and the biases of the stream are made as small as the embeddings or smaller. Second, the
-/// activations of the router's MLP have positive means. So hidden units come in pairs: with gelu(a) - gelu(-a) = a,
-/// logits depend on the token alone.
-fn shaping(shape: Shape, role: &str) -> (SpreadFactors, Pairs) {
-    let plain = (SpreadFactors { weight: 1.0, bias: 0.05, mean: 1.0 }, Pairs::default());
-    match (shape, role) {
-        (Shape::SmallBranches, "post_attention_norm" | "post_feedforward_norm") => {
-            (SpreadFactors { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1)
-        }
-        (Shape::Networked, role) if role.ends_with("branch_bias") || role.ends_with("stream_bias") => {
-            (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1)
-        }
-        (Shape::Networked, "input_bias") => (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1),
-        (Shape::Networked, "o_proj") => (SpreadFactors { weight: 1.0 / 256.0, ..plain.0 }, plain.1),
-        (Shape::Networked, "down") => (SpreadFactors { weight: 1.0 / 32.0, ..plain.0 }, plain.1),
-        (Shape::Networked, "balancing_biases") => (SpreadFactors { bias: 0.005, ..plain.0 }, plain.1),
-        (Shape::Networked, "router_fc1" | "router_fc1_bias" | "router_fc2_bias") => {
-            (plain.0, Pairs { rows: true, columns: false })
-        }
-        (Shape::Networked, "router_fc2") => (plain.0, Pairs { rows: true, columns: true }),
-        (Shape::Networked, "router_logits") => (plain.0, Pairs { rows: false, columns: true }),
-        _ => plain,
     }
 }
 

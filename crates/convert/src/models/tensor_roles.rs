@@ -1,6 +1,8 @@
 //! Every tensor of a decoder, by its role.
 
-use super::decoder::{Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource};
+use super::decoder::{
+    Attention, Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource,
+};
 use super::tensor_table::{HEAD, ModelPart, TOKEN_ORDERING, TensorRow};
 
 /// Names of tensors by role, in a layer below `layers.N.`. A family that has other names says so in
@@ -61,6 +63,120 @@ const RESIDUALS: [[&str; 4]; 2] = [
     ],
 ];
 
+/// Rows of a decoder's tensors: those of a layer, or those outside of layers.
+struct Table<'a> {
+    decoder: &'a Decoder,
+    layer: Option<usize>,
+    rows: &'a mut Vec<TensorRow>,
+}
+
+impl Table<'_> {
+    /// Adds a row where the network has the tensor.
+    fn add(&mut self, is_there: bool, part: ModelPart, role: &'static str, shape: &[usize]) {
+        if is_there {
+            let (name, layer) = (self.decoder.tensor(self.layer, role), self.layer);
+            self.rows.push(TensorRow {
+                role,
+                name,
+                shape: shape.iter().map(|&n| n as u64).collect(),
+                part,
+                layer,
+            });
+        }
+    }
+
+    fn add_attention(&mut self, a: &Attention) {
+        use ModelPart::{Attention, Norms as Norm};
+        let (h, d, q, kv) = (self.decoder.hidden, a.head_dim, a.q_size(), a.kv_size());
+        // (norm of queries, norm of keys, values of their own, biases)
+        let (q_norm, k_norm, has_values, has_bias) = match a.projection {
+            QkvProjection::Direct { norm, values, has_bias } => {
+                (norm, norm, values != ValueSource::KeysNormed, has_bias)
+            }
+            QkvProjection::Convolved => (HeadNorm::None, HeadNorm::None, false, false),
+            QkvProjection::Lent => (HeadNorm::PerHead, HeadNorm::None, false, false),
+        };
+        let normed = |norm: HeadNorm, row: usize| if norm == HeadNorm::PerHead { d } else { row };
+        self.add(true, Norm, "input_norm", &[h]);
+        self.add(true, Attention, "q_proj", &[q, h]);
+        self.add(a.projection != QkvProjection::Lent, Attention, "k_proj", &[kv, h]);
+        self.add(has_values, Attention, "v_proj", &[kv, h]);
+        self.add(q_norm != HeadNorm::None, Attention, "q_norm", &[normed(q_norm, q)]);
+        self.add(k_norm != HeadNorm::None, Attention, "k_norm", &[normed(k_norm, kv)]);
+        self.add(has_bias, Attention, "q_proj_bias", &[q]);
+        self.add(has_bias, Attention, "k_proj_bias", &[kv]);
+        self.add(has_bias && has_values, Attention, "v_proj_bias", &[kv]);
+        if a.projection == QkvProjection::Convolved {
+            self.add(true, Attention, "v_proj_current", &[kv / 2, h]);
+            self.add(true, Attention, "v_proj_delayed", &[kv / 2, h]);
+            self.add(true, Attention, "conv_depthwise", &[q + kv, 1, 2]);
+            self.add(true, Attention, "conv_depthwise_bias", &[q + kv]);
+            self.add(true, Attention, "conv_grouped", &[q + kv, d, 2]);
+            self.add(true, Attention, "conv_grouped_bias", &[q + kv]);
+            self.add(true, Attention, "temperature", &[a.kv_heads]);
+        }
+        self.add(true, Attention, "o_proj", &[h, q]);
+        self.add(a.has_output_bias, Attention, "o_proj_bias", &[h]);
+        self.add(a.has_sinks, Attention, "sinks", &[a.heads]);
+        self.add(self.decoder.norms == Norms::Around, Norm, "post_attention_norm", &[h]);
+        self.add_residual(0);
+    }
+
+    /// Adds the vectors of a layer's first or second residual.
+    fn add_residual(&mut self, half: usize) {
+        let is_affine = self.decoder.residual == Residual::Affine;
+        RESIDUALS[half]
+            .iter()
+            .for_each(|role| self.add(is_affine, ModelPart::Norms, role, &[self.decoder.hidden]));
+    }
+
+    fn add_feed_forward(&mut self, l: usize, layer: &Layer) {
+        use ModelPart::{DenseMlp, Experts, Norms as Norm, Router as Route};
+        let (d, h) = (self.decoder, self.decoder.hidden);
+        let is_around = d.norms == Norms::Around;
+        let has_both = layer.dense.is_some() && layer.experts.is_some();
+        if let Some(width) = layer.dense {
+            self.add(true, Norm, "dense_input", &[h]);
+            self.add(true, DenseMlp, "gate_proj", &[width, h]);
+            self.add(true, DenseMlp, "up_proj", &[width, h]);
+            self.add(true, DenseMlp, "down_proj", &[h, width]);
+        }
+        if let Some(e) = &layer.experts {
+            self.add(true, Norm, "expert_input", &[h]);
+            match e.router {
+                RouterKind::Linear { has_bias, is_scaled, .. } => {
+                    self.add(true, Route, "router_logits", &[e.count, h]);
+                    self.add(has_bias, Route, "router_logits_bias", &[e.count]);
+                    self.add(is_scaled, Route, "router_input", &[h]);
+                    self.add(is_scaled, Route, "expert_scale", &[e.count]);
+                }
+                RouterKind::Network { width: r, .. } => {
+                    self.add(true, Route, "router_down", &[r, h]);
+                    self.add(true, Route, "router_down_bias", &[r]);
+                    // The first layer has no router state before it.
+                    self.add(l > 0, Route, "router_state_scale", &[r]);
+                    self.add(true, Route, "router_norm", &[r]);
+                    self.add(true, Route, "router_fc1", &[r, r]);
+                    self.add(true, Route, "router_fc1_bias", &[r]);
+                    self.add(true, Route, "router_fc2", &[r, r]);
+                    self.add(true, Route, "router_fc2_bias", &[r]);
+                    self.add(true, Route, "router_logits", &[e.classes(), r]);
+                    self.add(true, Route, "balancing_biases", &[e.classes()]);
+                }
+            }
+            self.add(true, Experts, "gate_up", &[e.count, 2 * e.width, h]);
+            self.add(true, Experts, "down", &[e.count, h, e.width]);
+            self.add(e.has_bias, Experts, "gate_up_bias", &[e.count, 2 * e.width]);
+            self.add(e.has_bias, Experts, "down_bias", &[e.count, h]);
+        }
+        self.add(is_around && has_both, Norm, "dense_norm", &[h]);
+        self.add(is_around && has_both, Norm, "experts_norm", &[h]);
+        self.add(is_around, Norm, "post_feedforward_norm", &[h]);
+        self.add(d.residual == Residual::LayerScalar, Norm, "hidden_out", &[1]);
+        self.add_residual(1);
+    }
+}
+
 impl Decoder {
     /// Returns the name of a tensor by its role: in layer `l`, or outside of layers.
     pub fn tensor(&self, layer: Option<usize>, role: &str) -> String {
@@ -70,157 +186,27 @@ impl Decoder {
 
     /// Lists the tensors: names without prefix, shapes, parts. Linear weights are `[out, in]`.
     pub fn tensors(&self) -> Vec<TensorRow> {
-        let mut rows = Vec::new();
-        let mut add = |part: ModelPart, role: &'static str, shape: &[usize]| {
-            let shape = shape.iter().map(|&n| n as u64).collect();
-            rows.push(TensorRow { role, name: self.tensor(None, role), shape, part, layer: None });
-        };
-        add(ModelPart::Embedding, "embedding", &[self.vocab, self.hidden]);
-        if self.has_own_head() {
-            add(ModelPart::Head, "head", &[self.vocab, self.hidden]);
+        use ModelPart::{DenseMlp, Embedding, Head, Norms};
+        let (mut rows, h) = (Vec::new(), self.hidden);
+        let mut table = Table { decoder: self, layer: None, rows: &mut rows };
+        table.add(true, Embedding, "embedding", &[self.vocab, h]);
+        table.add(self.has_own_head(), Head, "head", &[self.vocab, h]);
+        table.add(true, Norms, "final_norm", &[h]);
+        let outer = self.assistant.as_ref().map_or(0, |of| of.target_hidden_size);
+        table.add(outer > 0, DenseMlp, "pre_projection", &[h, 2 * outer]);
+        table.add(outer > 0, DenseMlp, "post_projection", &[outer, h]);
+        if let Some(of) = self.centroids() {
+            table.add(true, Head, "centroids", &[of.count, h]);
+            table.add(true, Embedding, TOKEN_ORDERING, &[self.vocab]);
         }
-        add(ModelPart::Norms, "final_norm", &[self.hidden]);
-        if let Some(of) = &self.assistant {
-            add(ModelPart::DenseMlp, "pre_projection", &[self.hidden, 2 * of.target_hidden_size]);
-            add(ModelPart::DenseMlp, "post_projection", &[of.target_hidden_size, self.hidden]);
-            if let Some(of) = of.centroids {
-                add(ModelPart::Head, "centroids", &[of.count, self.hidden]);
-                add(ModelPart::Embedding, TOKEN_ORDERING, &[self.vocab]);
-            }
-        }
-        if self.residual == Residual::Affine {
-            add(ModelPart::Norms, "input_scale", &[self.hidden]);
-            add(ModelPart::Norms, "input_bias", &[self.hidden]);
-        }
+        table.add(self.residual == Residual::Affine, Norms, "input_scale", &[h]);
+        table.add(self.residual == Residual::Affine, Norms, "input_bias", &[h]);
         for (l, layer) in self.layers.iter().enumerate() {
-            let mut add = |part: ModelPart, role: &'static str, shape: &[usize]| {
-                let shape = shape.iter().map(|&n| n as u64).collect();
-                rows.push(TensorRow { role, name: self.tensor(Some(l), role), shape, part, layer: Some(l) });
-            };
-            self.attention_rows(layer, &mut add);
-            self.feed_forward_rows(l, layer, &mut add);
+            let mut table = Table { decoder: self, layer: Some(l), rows: &mut rows };
+            table.add_attention(&layer.attention);
+            table.add_feed_forward(l, layer);
         }
         rows
-    }
-
-    fn attention_rows(&self, layer: &Layer, add: &mut dyn FnMut(ModelPart, &'static str, &[usize])) {
-        use ModelPart::{Attention, Norms as Norm};
-        let a = &layer.attention;
-        let (h, d, q, kv) = (self.hidden, a.head_dim, a.q_size(), a.kv_size());
-        add(Norm, "input_norm", &[h]);
-        add(Attention, "q_proj", &[q, h]);
-        if a.projection != QkvProjection::Lent {
-            add(Attention, "k_proj", &[kv, h]);
-        }
-        match a.projection {
-            QkvProjection::Direct { norm, values, has_bias } => {
-                let has_values = values != ValueSource::KeysNormed;
-                if has_values {
-                    add(Attention, "v_proj", &[kv, h]);
-                }
-                let (of_q, of_k) = if norm == HeadNorm::PerHead { (d, d) } else { (q, kv) };
-                if norm != HeadNorm::None {
-                    add(Attention, "q_norm", &[of_q]);
-                    add(Attention, "k_norm", &[of_k]);
-                }
-                if has_bias {
-                    add(Attention, "q_proj_bias", &[q]);
-                    add(Attention, "k_proj_bias", &[kv]);
-                    if has_values {
-                        add(Attention, "v_proj_bias", &[kv]);
-                    }
-                }
-            }
-            QkvProjection::Convolved => {
-                add(Attention, "v_proj_current", &[kv / 2, h]);
-                add(Attention, "v_proj_delayed", &[kv / 2, h]);
-                add(Attention, "conv_depthwise", &[q + kv, 1, 2]);
-                add(Attention, "conv_depthwise_bias", &[q + kv]);
-                add(Attention, "conv_grouped", &[q + kv, d, 2]);
-                add(Attention, "conv_grouped_bias", &[q + kv]);
-                add(Attention, "temperature", &[a.kv_heads]);
-            }
-            QkvProjection::Lent => add(Attention, "q_norm", &[d]),
-        }
-        add(Attention, "o_proj", &[h, q]);
-        if a.has_output_bias {
-            add(Attention, "o_proj_bias", &[h]);
-        }
-        if a.has_sinks {
-            add(Attention, "sinks", &[a.heads]);
-        }
-        if self.norms == Norms::Around {
-            add(Norm, "post_attention_norm", &[h]);
-        }
-        if self.residual == Residual::Affine {
-            RESIDUALS[0].iter().for_each(|role| add(Norm, role, &[h]));
-        }
-    }
-
-    fn feed_forward_rows(
-        &self,
-        l: usize,
-        layer: &Layer,
-        add: &mut dyn FnMut(ModelPart, &'static str, &[usize]),
-    ) {
-        use ModelPart::{DenseMlp, Experts, Norms as Norm, Router as Route};
-        let h = self.hidden;
-        let is_around = self.norms == Norms::Around;
-        let has_both = layer.dense.is_some() && layer.experts.is_some();
-        if let Some(width) = layer.dense {
-            add(Norm, "dense_input", &[h]);
-            add(DenseMlp, "gate_proj", &[width, h]);
-            add(DenseMlp, "up_proj", &[width, h]);
-            add(DenseMlp, "down_proj", &[h, width]);
-        }
-        if let Some(e) = &layer.experts {
-            add(Norm, "expert_input", &[h]);
-            match e.router {
-                RouterKind::Linear { has_bias, is_scaled, .. } => {
-                    add(Route, "router_logits", &[e.count, h]);
-                    if has_bias {
-                        add(Route, "router_logits_bias", &[e.count]);
-                    }
-                    if is_scaled {
-                        add(Route, "router_input", &[h]);
-                        add(Route, "expert_scale", &[e.count]);
-                    }
-                }
-                RouterKind::Network { width: r, .. } => {
-                    add(Route, "router_down", &[r, h]);
-                    add(Route, "router_down_bias", &[r]);
-                    // The first layer has no router state before it.
-                    if l > 0 {
-                        add(Route, "router_state_scale", &[r]);
-                    }
-                    add(Route, "router_norm", &[r]);
-                    add(Route, "router_fc1", &[r, r]);
-                    add(Route, "router_fc1_bias", &[r]);
-                    add(Route, "router_fc2", &[r, r]);
-                    add(Route, "router_fc2_bias", &[r]);
-                    add(Route, "router_logits", &[e.classes(), r]);
-                    add(Route, "balancing_biases", &[e.classes()]);
-                }
-            }
-            add(Experts, "gate_up", &[e.count, 2 * e.width, h]);
-            add(Experts, "down", &[e.count, h, e.width]);
-            if e.has_bias {
-                add(Experts, "gate_up_bias", &[e.count, 2 * e.width]);
-                add(Experts, "down_bias", &[e.count, h]);
-            }
-        }
-        if is_around && has_both {
-            add(Norm, "dense_norm", &[h]);
-            add(Norm, "experts_norm", &[h]);
-        }
-        if is_around {
-            add(Norm, "post_feedforward_norm", &[h]);
-        }
-        match self.residual {
-            Residual::Plain => {}
-            Residual::LayerScalar => add(Norm, "hidden_out", &[1]),
-            Residual::Affine => RESIDUALS[1].iter().for_each(|role| add(Norm, role, &[h])),
-        }
     }
 
     /// Counts the parameters; a tied embedding counts once.

@@ -81,6 +81,18 @@ pub struct PartKinds {
     pub embedding: Option<Quant>,
 }
 
+impl PartKinds {
+    /// No part with a kind of its own.
+    pub const NONE: PartKinds = PartKinds {
+        attention: None,
+        experts: None,
+        dense_mlp: None,
+        router: None,
+        head: None,
+        embedding: None,
+    };
+}
+
 impl Default for PlanOptions {
     fn default() -> Self {
         PlanOptions {

@@ -11,7 +11,7 @@ use super::tensor_reader::{HEAD, Rows, StreamedMatrix, TensorReader, TokenSet};
 use anemoe_convert::checkpoint::{Checkpoint, TensorSource};
 use anemoe_convert::lower::Activation;
 use anemoe_convert::models::{
-    self, Attention, Decoder, ExpertLayer, HeadNorm, Norms, QkvProjection, Residual, RouterKind, ValueSource,
+    self, Attention, Decoder, ExpertLayer, QkvProjection, Residual, RouterKind, TensorRow, ValueSource,
 };
 use anemoe_convert::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -59,6 +59,8 @@ pub(super) struct LayerMemory {
 pub struct DecoderForward<'a> {
     /// Description of the decoder.
     pub decoder: Decoder,
+    /// Tensors of the description, by layer and role.
+    rows: BTreeMap<(Option<usize>, &'static str), TensorRow>,
     weights: TensorReader<'a>,
     /// State by layer and window.
     pub(super) memories: Vec<Vec<LayerMemory>>,
@@ -86,15 +88,11 @@ impl<'a> DecoderForward<'a> {
     /// Makes a model with an empty context. A probe watches products and replaces tensors. Without one, a rotated
     /// checkpoint runs on its weights before the rotation, which compute the same and are read faster.
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
-        let decoder = models::describe(checkpoint)?;
+        let mut decoder = models::describe(checkpoint)?;
         models::check(checkpoint, &decoder)?;
-        match checkpoint.source.unrotated().filter(|_| probe.is_none()) {
-            Some(source) => {
-                let decoder = Decoder { is_rotated: false, ..decoder };
-                DecoderForward::over(decoder, checkpoint, source, probe)
-            }
-            None => DecoderForward::of(decoder, checkpoint, probe),
-        }
+        let unrotated = checkpoint.source.unrotated().filter(|_| probe.is_none());
+        decoder.is_rotated &= unrotated.is_none();
+        DecoderForward::over(decoder, checkpoint, unrotated.unwrap_or(checkpoint.source.as_ref()), probe)
     }
 
     /// Makes a model of a description with an empty context.
@@ -113,7 +111,8 @@ impl<'a> DecoderForward<'a> {
         }
         let prefix = models::prefix(checkpoint, &decoder)?;
         let weights = TensorReader { source, prefix, probe };
-        let mut model = DecoderForward { memories: Vec::new(), windows: Vec::new(), decoder, weights };
+        let rows = decoder.tensors().into_iter().map(|row| ((row.layer, row.role), row)).collect();
+        let mut model = DecoderForward { memories: Vec::new(), windows: Vec::new(), decoder, rows, weights };
         model.reset();
         Ok(model)
     }
@@ -142,8 +141,8 @@ impl<'a> DecoderForward<'a> {
     /// Returns the logits `[T, vocab]` of the head's inputs.
     pub fn logits(&self, x: &Rows) -> Result<Rows> {
         let d = &self.decoder;
-        let head = d.tensor(None, if d.has_own_head() { "head" } else { "embedding" });
-        let mut logits = self.weights.matrix(&head, HEAD, &[d.vocab, d.hidden], 0)?.times(x)?;
+        let head = self.row(None, if d.has_own_head() { "head" } else { "embedding" })?;
+        let mut logits = self.weights.matrix(head, HEAD, 0)?.times(x)?;
         if let Some(cap) = d.softcap {
             logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
         }
@@ -156,23 +155,31 @@ impl<'a> DecoderForward<'a> {
         windows.flat_map(|(m, n)| m.keys.len()..m.keys.len() + n).collect()
     }
 
-    fn vector(&self, l: usize, role: &str, n: usize) -> Result<Vec<f32>> {
-        self.weights.tensor(&self.decoder.tensor(Some(l), role), &[n])
+    fn row<'r>(&'r self, l: Option<usize>, role: &'r str) -> Result<&'r TensorRow> {
+        let found = self.rows.get(&(l, role));
+        found.ok_or_else(|| Error::usage(format!("the description has no tensor of the role `{role}`")))
     }
 
-    /// Computes `W x`, plus the bias `ROLE_bias` where `has_bias`.
-    fn product(
-        &self,
-        l: usize,
-        role: &str,
-        (rows, cols): (usize, usize),
-        x: &Rows,
-        has_bias: bool,
-    ) -> Result<Rows> {
-        let name = self.decoder.tensor(Some(l), role);
-        let mut out = self.weights.matrix(&name, &name, &[rows, cols], 0)?.times(x)?;
-        if has_bias {
-            let bias = self.vector(l, &format!("{role}_bias"), rows)?;
+    /// Reads the tensor of a role.
+    fn tensor(&self, l: Option<usize>, role: &str) -> Result<Vec<f32>> {
+        self.weights.tensor(self.row(l, role)?)
+    }
+
+    /// Reads the tensor of a role that not every decoder has.
+    fn optional(&self, l: usize, role: &str) -> Result<Option<Vec<f32>>> {
+        self.rows.get(&(Some(l), role)).map(|row| self.weights.tensor(row)).transpose()
+    }
+
+    /// Opens a matrix, or matrix `index` of a stack.
+    fn matrix(&self, l: Option<usize>, role: &str, index: usize) -> Result<StreamedMatrix<'a>> {
+        let row = self.row(l, role)?;
+        self.weights.matrix(row, &row.name, index)
+    }
+
+    /// Computes `W x`, plus the bias `ROLE_bias` where the decoder has it.
+    fn product(&self, l: usize, role: &str, x: &Rows) -> Result<Rows> {
+        let mut out = self.matrix(Some(l), role, 0)?.times(x)?;
+        if let Some(bias) = self.optional(l, &format!("{role}_bias"))? {
             out.iter_mut().for_each(|row| add(row, &bias));
         }
         Ok(out)
@@ -180,19 +187,17 @@ impl<'a> DecoderForward<'a> {
 
     /// Computes `(offset + w) . N(x)`.
     fn norm(&self, l: Option<usize>, role: &str, x: &Rows) -> Result<Rows> {
-        let d = &self.decoder;
-        let weight = self.norm_weight(l, role, d.hidden)?;
-        Ok(x.iter().map(|x| scaled(&rms_norm(x, d.eps), &weight)).collect())
+        let weight = self.with_offset(self.tensor(l, role)?);
+        Ok(x.iter().map(|x| scaled(&rms_norm(x, self.decoder.eps), &weight)).collect())
     }
 
-    fn norm_weight(&self, l: Option<usize>, role: &str, n: usize) -> Result<Vec<f32>> {
-        let weight = self.weights.tensor(&self.decoder.tensor(l, role), &[n])?;
-        Ok(weight.into_iter().map(|w| w + self.decoder.norm_offset).collect())
+    fn with_offset(&self, norm: Vec<f32>) -> Vec<f32> {
+        norm.into_iter().map(|w| w + self.decoder.norm_offset).collect()
     }
 
-    /// Norms a branch's result where the decoder has norms around its branches.
+    /// Norms a branch's result where the decoder has this norm.
     fn after(&self, l: usize, role: &str, x: Rows) -> Result<Rows> {
-        if self.decoder.norms == Norms::Around { self.norm(Some(l), role, &x) } else { Ok(x) }
+        if self.rows.contains_key(&(Some(l), role)) { self.norm(Some(l), role, &x) } else { Ok(x) }
     }
 
     /// Computes `s + branch`, or `(branch + b) g + (s + b') g'` per channel, in place.
@@ -201,7 +206,7 @@ impl<'a> DecoderForward<'a> {
             s.iter_mut().zip(branch).for_each(|(s, branch)| add(s, branch));
             return Ok(());
         }
-        let vector = |part: &str| self.vector(l, &format!("{residual}_{part}"), self.decoder.hidden);
+        let vector = |part: &str| self.tensor(Some(l), &format!("{residual}_{part}"));
         let (scale, bias) = (vector("branch_scale")?, vector("branch_bias")?);
         let (own_scale, own_bias) = (vector("stream_scale")?, vector("stream_bias")?);
         for (s, branch) in s.iter_mut().zip(branch) {
@@ -215,8 +220,7 @@ impl<'a> DecoderForward<'a> {
     /// Returns the stream before the first layer.
     pub fn embed(&self, tokens: &[u32]) -> Result<Rows> {
         let d = &self.decoder;
-        let name = d.tensor(None, "embedding");
-        let embed = self.weights.matrix(&name, &name, &[d.vocab, d.hidden], 0)?;
+        let embed = self.matrix(None, "embedding", 0)?;
         let mut s = Rows::with_capacity(tokens.len());
         for &token in tokens {
             let mut row = embed.row(token as usize)?;
@@ -224,8 +228,7 @@ impl<'a> DecoderForward<'a> {
             s.push(row);
         }
         if d.residual == Residual::Affine {
-            let bias = self.weights.tensor(&d.tensor(None, "input_bias"), &[d.hidden])?;
-            let scale = self.weights.tensor(&d.tensor(None, "input_scale"), &[d.hidden])?;
+            let (bias, scale) = (self.tensor(None, "input_bias")?, self.tensor(None, "input_scale")?);
             for row in &mut s {
                 add(row, &bias);
                 *row = scaled(row, &scale);
@@ -274,54 +277,38 @@ impl DecoderForward<'_> {
         let a = self.decoder.layers[l].attention.clone();
         let x = self.norm(Some(l), "input_norm", s)?;
         let queries = match a.projection {
-            QkvProjection::Direct { norm, values, has_bias } => {
-                self.direct(l, &a, &x, (norm, values, has_bias))?
-            }
+            QkvProjection::Direct { values, .. } => self.direct(l, &a, &x, values)?,
             QkvProjection::Convolved => self.convolved(l, &a, &x)?,
             QkvProjection::Lent => return Err(Error::usage(ASSISTANT)),
         };
         // o = Wo softmax(scale q k^T + mask) v: groups of query heads share a key/value head, and a window includes
         // the current token
-        let sinks = if a.has_sinks { Some(self.vector(l, "sinks", a.heads)?) } else { None };
+        let sinks = self.optional(l, "sinks")?;
         let (mut o, mut rest) = (Rows::with_capacity(x.len()), queries.as_slice());
         for (LayerMemory { keys, values, .. }, n) in self.memories[l].iter().zip(&self.windows) {
             let (own, behind) = rest.split_at(*n);
             o.extend(attend(own, (keys, values), keys.len() - n, &a, sinks.as_deref()));
             rest = behind;
         }
-        let o = self.product(l, "o_proj", (self.decoder.hidden, a.q_size()), &o, a.has_output_bias)?;
-        let o = self.after(l, "post_attention_norm", o)?;
+        let o = self.after(l, "post_attention_norm", self.product(l, "o_proj", &o)?)?;
         self.merge(l, "attention_residual", &o, s)
     }
 
     /// Appends keys and values, which are products of the normalized stream, to the layer's state; returns queries.
-    fn direct(
-        &mut self,
-        l: usize,
-        a: &Attention,
-        x: &Rows,
-        (norm, values, has_bias): (HeadNorm, ValueSource, bool),
-    ) -> Result<Rows> {
-        let (hidden, eps, d) = (self.decoder.hidden, self.decoder.eps, a.head_dim);
-        let mut q = self.product(l, "q_proj", (a.q_size(), hidden), x, has_bias)?;
-        let mut k = self.product(l, "k_proj", (a.kv_size(), hidden), x, has_bias)?;
+    fn direct(&mut self, l: usize, a: &Attention, x: &Rows, values: ValueSource) -> Result<Rows> {
+        let (eps, d) = (self.decoder.eps, a.head_dim);
+        let (mut q, mut k) = (self.product(l, "q_proj", x)?, self.product(l, "k_proj", x)?);
         let mut v = match values {
             ValueSource::KeysNormed => k.clone(),
-            ValueSource::Own | ValueSource::OwnNormed => {
-                self.product(l, "v_proj", (a.kv_size(), hidden), x, has_bias)?
-            }
+            ValueSource::Own | ValueSource::OwnNormed => self.product(l, "v_proj", x)?,
         };
         let positions = self.positions(l);
-        for (x, role, row) in [(&mut q, "q_norm", a.q_size()), (&mut k, "k_norm", a.kv_size())] {
-            // Heads of one norm, whose weights are as many.
-            let width = if norm == HeadNorm::WholeRow { row } else { d };
-            let weight = match norm {
-                HeadNorm::None => None,
-                HeadNorm::PerHead | HeadNorm::WholeRow => Some(self.norm_weight(Some(l), role, width)?),
-            };
+        for (x, role) in [(&mut q, "q_norm"), (&mut k, "k_norm")] {
+            // The norm is over as many channels as it has weights: a head, or the whole row.
+            let weight = self.optional(l, role)?.map(|weight| self.with_offset(weight));
             for (position, row) in positions.iter().zip(x.iter_mut()) {
-                for part in row.chunks_exact_mut(width) {
-                    if let Some(weight) = &weight {
+                if let Some(weight) = &weight {
+                    for part in row.chunks_exact_mut(weight.len()) {
                         part.copy_from_slice(&scaled(&rms_norm(part, eps), weight));
                     }
                 }
@@ -346,22 +333,15 @@ impl DecoderForward<'_> {
     /// Computes queries, keys and values by products and two short convolutions; appends keys and values to the
     /// layer's state, and returns queries.
     fn convolved(&mut self, l: usize, a: &Attention, x: &Rows) -> Result<Rows> {
-        let (hidden, d) = (self.decoder.hidden, a.head_dim);
-        let (nq, nk, q_size, kv_size) = (a.heads, a.kv_heads, a.q_size(), a.kv_size());
-        let group = nq / nk;
-        let q0 = self.product(l, "q_proj", (q_size, hidden), x, false)?;
-        let k0 = self.product(l, "k_proj", (kv_size, hidden), x, false)?;
-        let current = self.product(l, "v_proj_current", (kv_size / 2, hidden), x, false)?;
-        let delayed = self.product(l, "v_proj_delayed", (kv_size / 2, hidden), x, false)?;
-        let channels = q_size + kv_size;
-        let name = |role: &str| self.decoder.tensor(Some(l), role);
-        let depthwise = self.weights.tensor(&name("conv_depthwise"), &[channels, 1, 2])?;
-        let depthwise_bias = self.vector(l, "conv_depthwise_bias", channels)?;
-        let grouped = self.weights.tensor(&name("conv_grouped"), &[channels, d, 2])?;
-        let grouped_bias = self.vector(l, "conv_grouped_bias", channels)?;
-        let temperature = self.vector(l, "temperature", nk)?;
-        let turning = a.rope.width;
-
+        let (d, nq, nk, q_size) = (a.head_dim, a.heads, a.kv_heads, a.q_size());
+        let (group, channels) = (nq / nk, q_size + a.kv_size());
+        let (q0, k0) = (self.product(l, "q_proj", x)?, self.product(l, "k_proj", x)?);
+        let (current, delayed) =
+            (self.product(l, "v_proj_current", x)?, self.product(l, "v_proj_delayed", x)?);
+        let tensor = |role: &str| self.tensor(Some(l), role);
+        let (depthwise, depthwise_bias) = (tensor("conv_depthwise")?, tensor("conv_depthwise_bias")?);
+        let (grouped, grouped_bias) = (tensor("conv_grouped")?, tensor("conv_grouped_bias")?);
+        let temperature = tensor("temperature")?;
         let positions = self.positions(l);
         let window_of = self.windows.iter().enumerate().flat_map(|(i, n)| std::iter::repeat_n(i, *n));
         let mut queries = Rows::with_capacity(x.len());
@@ -388,26 +368,23 @@ impl DecoderForward<'_> {
 
             // q = sqrt(d) (c + m) / |c + m|, m = (q0 + k0 of its group) / 2; for k, the mean of m over the group's queries
             let mean = |h: usize, i: usize| (q0[t][h * d + i] + k0[t][h / group * d + i]) / 2.0;
-            let mut q = Vec::with_capacity(q_size);
-            for h in 0..nq {
-                let raw: Vec<f32> = (0..d).map(|i| mixed[h * d + i] + mean(h, i)).collect();
-                let mut head = l2_norm(&raw, (d as f32).sqrt());
-                rope(&mut head[..turning], positions[t], &a.rope.inv_freq);
-                q.extend(head);
-            }
-            let mut k = Vec::with_capacity(kv_size);
-            for g in 0..nk {
+            let head = |raw: Vec<f32>, length: f32| {
+                let mut head = l2_norm(&raw, length);
+                rope(&mut head[..a.rope.width], positions[t], &a.rope.inv_freq);
+                head
+            };
+            let query =
+                |h: usize| head((0..d).map(|i| mixed[h * d + i] + mean(h, i)).collect(), (d as f32).sqrt());
+            let key = |g: usize| {
                 let over =
                     |i: usize| (g * group..(g + 1) * group).map(|h| mean(h, i)).sum::<f32>() / group as f32;
-                let raw: Vec<f32> = (0..d).map(|i| mixed[q_size + g * d + i] + over(i)).collect();
-                let mut head = l2_norm(&raw, (d as f32).sqrt() * temperature[g]);
-                rope(&mut head[..turning], positions[t], &a.rope.inv_freq);
-                k.extend(head);
-            }
+                let raw = (0..d).map(|i| mixed[q_size + g * d + i] + over(i)).collect();
+                head(raw, (d as f32).sqrt() * temperature[g])
+            };
             let late = std::mem::replace(&mut memory.delayed, delayed[t].clone());
             memory.values.push(current[t].iter().chain(&late).copied().collect());
-            memory.keys.push(k);
-            queries.push(q);
+            memory.keys.push((0..nk).flat_map(key).collect());
+            queries.push((0..nq).flat_map(query).collect());
         }
         Ok(queries)
     }
@@ -421,23 +398,19 @@ impl DecoderForward<'_> {
         states: &mut Option<Rows>,
     ) -> Result<Option<Vec<Vec<u32>>>> {
         let layer = &self.decoder.layers[l];
-        let has_both = layer.dense.is_some() && layer.experts.is_some();
-        let one = |role: &str, x: Rows| if has_both { self.after(l, role, x) } else { Ok(x) };
-        let dense = match layer.dense {
-            None => None,
-            Some(width) => {
-                let x = self.norm(Some(l), "dense_input", s)?;
-                Some(one("dense_norm", self.dense_mlp(l, width, layer.activation, &x)?)?)
-            }
-        };
-        let (mut sum, mut chosen) = (dense, None);
+        let (mut sum, mut chosen) = (None, None);
+        if layer.dense.is_some() {
+            let x = self.norm(Some(l), "dense_input", s)?;
+            sum = Some(self.after(l, "dense_norm", self.dense_mlp(l, layer.activation, &x)?)?);
+        }
         if let Some(e) = &layer.experts {
             let x = self.norm(Some(l), "expert_input", s)?;
             let routes = match e.router {
-                RouterKind::Linear { .. } => self.route(l, e, s, &x)?,
-                RouterKind::Network { width, .. } => self.route_by_network(l, e, width, &x, states)?,
+                RouterKind::Linear { renormalizes, .. } => self.route(l, e.active, renormalizes, s, &x)?,
+                RouterKind::Network { .. } => self.route_by_network(l, &x, states)?,
             };
-            let mut own = one("experts_norm", self.experts(l, e, layer.activation, &x, &routes)?)?;
+            let mut own =
+                self.after(l, "experts_norm", self.experts(l, e, layer.activation, &x, &routes)?)?;
             if let Some(dense) = &sum {
                 own.iter_mut().zip(dense).for_each(|(own, dense)| add(own, dense));
             }
@@ -447,46 +420,36 @@ impl DecoderForward<'_> {
         }
         let sum = self.after(l, "post_feedforward_norm", sum.unwrap_or_default())?;
         self.merge(l, "moe_residual", &sum, s)?;
-        if self.decoder.residual == Residual::LayerScalar {
-            let scalar = self.vector(l, "hidden_out", 1)?;
+        if let Some(scalar) = self.optional(l, "hidden_out")? {
             s.iter_mut().flatten().for_each(|v| *v *= scalar[0]);
         }
         Ok(chosen)
     }
 
     /// Computes `Wdown(activation(Wgate x) * (Wup x))`.
-    fn dense_mlp(&self, l: usize, width: usize, activation: Activation, x: &Rows) -> Result<Rows> {
-        let hidden = self.decoder.hidden;
-        let gate = self.product(l, "gate_proj", (width, hidden), x, false)?;
-        let up = self.product(l, "up_proj", (width, hidden), x, false)?;
-        let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated(activation, g, u)).collect();
-        self.product(l, "down_proj", (hidden, width), &inner, false)
+    fn dense_mlp(&self, l: usize, activation: Activation, x: &Rows) -> Result<Rows> {
+        let (gate, up) = (self.product(l, "gate_proj", x)?, self.product(l, "up_proj", x)?);
+        let inner = gate.iter().zip(&up).map(|(g, u)| gated(activation, g, u)).collect();
+        self.product(l, "down_proj", &inner)
     }
 
     /// Returns the routes of a router of one matrix, on the experts' input `x` or on the stream `s` itself.
-    fn route(&self, l: usize, e: &ExpertLayer, s: &Rows, x: &Rows) -> Result<Routes> {
-        let RouterKind::Linear { has_bias, renormalizes, is_scaled } = e.router else {
-            return Err(Error::usage("a router with a state"));
-        };
-        let hidden = self.decoder.hidden;
-        let shape = (e.count, hidden);
-        let (mut p, factors) = match is_scaled {
-            false => (self.product(l, "router_logits", shape, x, has_bias)?, None),
-            true => {
-                let scale = self.vector(l, "router_input", hidden)?;
-                let factor = (hidden as f32).powf(-0.5);
+    fn route(&self, l: usize, active: usize, renormalizes: bool, s: &Rows, x: &Rows) -> Result<Routes> {
+        let mut p = match self.optional(l, "router_input")? {
+            None => self.product(l, "router_logits", x)?,
+            Some(scale) => {
+                let factor = (self.decoder.hidden as f32).powf(-0.5);
                 let input = |s: &Vec<f32>| -> Vec<f32> {
                     scaled(&rms_norm(s, self.decoder.eps), &scale).into_iter().map(|v| v * factor).collect()
                 };
-                let r: Rows = s.iter().map(input).collect();
-                let factors = self.vector(l, "expert_scale", e.count)?;
-                (self.product(l, "router_logits", shape, &r, has_bias)?, Some(factors))
+                self.product(l, "router_logits", &s.iter().map(input).collect())?
             }
         };
+        let factors = self.optional(l, "expert_scale")?;
         // w = p_top / sum(p_top) * factor, or w = p_top
         let route = |p: &mut Vec<f32>| {
             softmax(p);
-            let top = top_k(p, e.active);
+            let top = top_k(p, active);
             let sum: f32 = if renormalizes { top.iter().map(|&e| p[e]).sum() } else { 1.0 };
             let factor = |e: usize| factors.as_ref().map_or(1.0, |factors| factors[e]);
             top.into_iter().map(|e| (e, p[e] / sum * factor(e))).collect()
@@ -495,31 +458,23 @@ impl DecoderForward<'_> {
     }
 
     /// Returns the routes of a router that is a network with a state, and replaces the state.
-    fn route_by_network(
-        &self,
-        l: usize,
-        e: &ExpertLayer,
-        width: usize,
-        x: &Rows,
-        states: &mut Option<Rows>,
-    ) -> Result<Routes> {
+    fn route_by_network(&self, l: usize, x: &Rows, states: &mut Option<Rows>) -> Result<Routes> {
         // z = Wd x + b + r_prev * scale; the next layer gets z as r_prev
-        let mut z = self.product(l, "router_down", (width, self.decoder.hidden), x, true)?;
+        let mut z = self.product(l, "router_down", x)?;
         if let Some(before) = states.as_ref() {
-            let scale = self.vector(l, "router_state_scale", width)?;
+            let scale = self.tensor(Some(l), "router_state_scale")?;
             z.iter_mut().zip(before).for_each(|(z, before)| add(z, &scaled(before, &scale)));
         }
         *states = Some(z.clone());
         // l = W3 gelu(W2 gelu(W1 (w . N(z)) + b1) + b2)
-        let norm = self.norm_weight(Some(l), "router_norm", width)?;
-        let mut n: Rows = z.iter().map(|z| scaled(&rms_norm(z, self.decoder.eps), &norm)).collect();
+        let mut n = self.norm(Some(l), "router_norm", &z)?;
         for role in ["router_fc1", "router_fc2"] {
-            n = self.product(l, role, (width, width), &n, true)?;
+            n = self.product(l, role, &n)?;
             n.iter_mut().flatten().for_each(|v| *v = gelu_exact(*v));
         }
-        let mut p = self.product(l, "router_logits", (e.classes(), width), &n, false)?;
+        let mut p = self.product(l, "router_logits", &n)?;
         // The bias counts for the choice only; the weight is the probability among all classes.
-        let bias = self.vector(l, "balancing_biases", e.classes())?;
+        let bias = self.tensor(Some(l), "balancing_biases")?;
         let route = |p: &mut Vec<f32>| {
             softmax(p);
             let score: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
@@ -540,19 +495,16 @@ impl DecoderForward<'_> {
         routes: &Routes,
     ) -> Result<Rows> {
         let (hidden, width) = (self.decoder.hidden, e.width);
-        let name = |role: &str| self.decoder.tensor(Some(l), role);
         let mut tokens_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
         for (t, route) in routes.iter().enumerate() {
             for &(expert, weight) in route {
                 tokens_of.entry(expert).or_default().push((t, weight));
             }
         }
-        let biases = match e.has_bias {
-            false => None,
-            true => Some((
-                self.weights.tensor(&name("gate_up_bias"), &[e.count, 2 * width])?,
-                self.weights.tensor(&name("down_bias"), &[e.count, hidden])?,
-            )),
+        let (inner_biases, biases) = (self.optional(l, "gate_up_bias")?, self.optional(l, "down_bias")?);
+        let add_bias = |rows: &mut Rows, biases: &Option<Vec<f32>>, expert: usize| {
+            let own = biases.as_ref().and_then(|all| all.chunks_exact(all.len() / e.count).nth(expert));
+            own.into_iter().for_each(|own| rows.iter_mut().for_each(|row| add(row, own)));
         };
         let mut out = vec![vec![0f32; hidden]; y.len()];
         if let Some(tokens) = tokens_of.remove(&e.count)
@@ -561,25 +513,21 @@ impl DecoderForward<'_> {
             tokens.iter().for_each(|&(t, weight)| add_scaled(&mut out[t], weight, &y[t]));
         }
         let sets = self.weights.token_sets(tokens_of, e.count, y.len());
-        let stack = |role: &str, rows: usize, cols: usize| -> Result<Vec<_>> {
-            let (name, shape) = (name(role), [e.count, rows, cols]);
-            sets.iter().map(|set| self.weights.matrix(&name, &name, &shape, set.expert)).collect()
+        let stack = |role: &str| -> Result<Vec<StreamedMatrix<'_>>> {
+            sets.iter().map(|set| self.matrix(Some(l), role, set.expert)).collect()
         };
         // Rows of the gate come before rows of the up projection.
-        let gate_up: Vec<StreamedMatrix<'_>> = stack("gate_up", 2 * width, hidden)?;
+        let gate_up = stack("gate_up")?;
         let x = |set: &TokenSet| -> Vec<&[f32]> { set.tokens.iter().map(|&(t, _)| &y[t][..]).collect() };
         self.weights.share(gate_up.iter().zip(&sets).map(|(m, set)| m.pairs(x(set), set.pairs, None)))?;
         let mut inner = Vec::with_capacity(sets.len());
         for (matrix, set) in gate_up.iter().zip(&sets) {
             let mut gate_up = matrix.times_set(x(set), set.pairs, None)?;
-            if let Some((bias, _)) = &biases {
-                let own = &bias[set.expert * 2 * width..(set.expert + 1) * 2 * width];
-                gate_up.iter_mut().for_each(|row| add(row, own));
-            }
+            add_bias(&mut gate_up, &inner_biases, set.expert);
             let own = gate_up.iter().map(|gu| gated(activation, &gu[..width], &gu[width..]));
             inner.push(own.collect::<Rows>());
         }
-        let down: Vec<StreamedMatrix<'_>> = stack("down", hidden, width)?;
+        let down = stack("down")?;
         // The probe sees weighted inputs, as the shards' down projection does.
         let scales: Vec<Vec<f32>> =
             sets.iter().map(|set| set.tokens.iter().map(|&(_, weight)| weight).collect()).collect();
@@ -588,10 +536,7 @@ impl DecoderForward<'_> {
         self.weights.share((0..sets.len()).map(pairs))?;
         for (i, set) in sets.iter().enumerate() {
             let mut down = down[i].times_set(z(i), set.pairs, Some(&scales[i]))?;
-            if let Some((_, bias)) = &biases {
-                let own = &bias[set.expert * hidden..(set.expert + 1) * hidden];
-                down.iter_mut().for_each(|row| add(row, own));
-            }
+            add_bias(&mut down, &biases, set.expert);
             for (&(t, weight), down) in set.own().map(|j| (&set.tokens[j], &down[j])) {
                 add_scaled(&mut out[t], weight, down);
             }

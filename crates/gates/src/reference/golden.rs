@@ -2,7 +2,7 @@
 
 use anemoe_convert::checkpoint::Rotation;
 use anemoe_convert::{Error, Result};
-use anemoe_npz::{Array, read_npz, write_npz_compressed};
+use anemoe_npz::{Array, ArrayData, read_npz, write_npz_compressed};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -58,28 +58,27 @@ impl Golden {
     pub fn write(&self, path: &Path) -> Result<()> {
         let (tokens, vocab) = (self.prompt_ids.len(), self.vocab_size());
         let ids = |ids: &[u32]| ids.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>();
-        let mut entries = Vec::new();
-        let mut add = |name: &str, shape: Vec<usize>, array: &dyn Fn(Vec<usize>) -> Option<Array>| {
-            let what = || Error::invalid(path, format!("array `{name}`: rows that do not make up {shape:?}"));
-            entries.push((name.to_string(), array(shape.clone()).ok_or_else(what)?));
-            Ok::<(), Error>(())
-        };
         let (next, decoded) = (&self.next_token_logits, &self.decode_tokens);
-        add("prompt_ids", vec![tokens], &|shape| Array::new(shape, ids(&self.prompt_ids)))?;
-        add("logits_full", vec![tokens, vocab], &|shape| Array::new(shape, self.logits_full.concat()))?;
-        add("next_token_logits", vec![next.len(), vocab], &|shape| Array::new(shape, next.concat()))?;
-        add("decode_tokens", vec![decoded.len()], &|shape| Array::new(shape, ids(decoded)))?;
+        let mut arrays: Vec<(&str, Vec<usize>, ArrayData)> = vec![
+            ("prompt_ids", vec![tokens], ids(&self.prompt_ids).into()),
+            ("logits_full", vec![tokens, vocab], self.logits_full.concat().into()),
+            ("next_token_logits", vec![next.len(), vocab], next.concat().into()),
+            ("decode_tokens", vec![decoded.len()], ids(decoded).into()),
+        ];
         for (name, blocks) in [("hidden_states", &self.hidden_states), ("router_states", &self.router_states)]
         {
             if let Some(width) = innermost(blocks) {
-                let shape = vec![blocks.len(), tokens, width];
-                add(name, shape, &|shape| Array::new(shape, blocks.concat().concat()))?;
+                arrays.push((name, vec![blocks.len(), tokens, width], blocks.concat().concat().into()));
             }
         }
         if let Some(top_k) = innermost(&self.router_index) {
-            let data = self.router_index.concat().concat();
             let shape = vec![self.router_index.len(), tokens, top_k];
-            add("router_index", shape, &|shape| Array::new(shape, ids(&data)))?;
+            arrays.push(("router_index", shape, ids(&self.router_index.concat().concat()).into()));
+        }
+        let mut entries = Vec::new();
+        for (name, shape, data) in arrays {
+            let what = || Error::invalid(path, format!("array `{name}`: rows that do not make up {shape:?}"));
+            entries.push((name.to_string(), Array::new(shape.clone(), data).ok_or_else(what)?));
         }
         write_npz_compressed(path, &entries)
     }
@@ -113,9 +112,8 @@ impl Golden {
         };
         for (name, ids) in [("prompt_ids", &prompt_ids), ("decode_tokens", &decode_tokens)] {
             if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-                return Err(
-                    arrays.invalid(name, &format!("token {id} with logits for a vocabulary of {vocab}"))
-                );
+                let what = format!("token {id} with logits for a vocabulary of {vocab}");
+                return Err(arrays.invalid(name, &what));
             }
         }
         let n = decode_tokens.len();
@@ -173,10 +171,8 @@ impl Arrays<'_> {
     }
 
     fn missing(&self, name: &str) -> Error {
-        self.invalid(
-            name,
-            "it is missing; a golden file has prompt_ids, logits_full, decode_tokens and next_token_logits",
-        )
+        let keys = "prompt_ids, logits_full, decode_tokens and next_token_logits";
+        self.invalid(name, &format!("it is missing; a golden file has {keys}"))
     }
 
     /// Takes an array of finite numbers: shape and values. `None` where it is missing.
@@ -192,10 +188,8 @@ impl Arrays<'_> {
     /// Takes an array of integers from 0 to 2^32 - 1: shape and values. `None` where it is missing.
     fn integers(&mut self, name: &str) -> Result<Option<(Vec<usize>, Vec<u32>)>> {
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };
-        let data = array.to_i64();
-        let data: Option<Vec<u32>> =
-            data.and_then(|v| v.into_iter().map(|id| u32::try_from(id).ok()).collect());
-        match data {
+        let ids = |all: Vec<i64>| all.into_iter().map(|id| u32::try_from(id).ok()).collect();
+        match array.to_i64().and_then(ids) {
             Some(data) => Ok(Some((array.shape, data))),
             None => Err(self.invalid(name, "a number that is no integer from 0 to 2^32 - 1")),
         }

@@ -3,7 +3,7 @@
 use super::input_probe::{Compressor, InputPairs, Probe};
 use super::math::dot;
 use anemoe_convert::checkpoint::TensorSource;
-use anemoe_convert::models::full_name;
+use anemoe_convert::models::{TensorRow, full_name};
 use anemoe_convert::quantize::product;
 use anemoe_convert::{Error, Result};
 use rayon::prelude::*;
@@ -32,18 +32,18 @@ pub struct TensorReader<'a> {
 }
 
 impl<'a> TensorReader<'a> {
-    /// Returns the full name of a tensor that exists and has this shape.
+    /// Returns the full name of a tensor of the description.
     ///
     /// # Errors
     /// The tensor is missing, or has another shape.
-    fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
-        let name = full_name(self.prefix, name);
+    fn check(&self, row: &TensorRow) -> Result<String> {
+        let (name, shape) = (full_name(self.prefix, &row.name), &row.shape);
         match self.source.info(&name) {
-            None => Err(Error::invalid(
-                self.source.path(),
-                format!("checkpoint: tensor `{name}` {shape:?} is missing"),
-            )),
-            Some(info) if info.shape.iter().map(|&n| n as usize).eq(shape.iter().copied()) => Ok(name),
+            None => {
+                let what = format!("checkpoint: tensor `{name}` {shape:?} is missing");
+                Err(Error::invalid(self.source.path(), what))
+            }
+            Some(info) if info.shape == *shape => Ok(name),
             Some(info) => {
                 let what = format!("tensor `{name}`: shape {:?}, expected {shape:?}", info.shape);
                 Err(Error::invalid(&info.file, what))
@@ -55,12 +55,12 @@ impl<'a> TensorReader<'a> {
     ///
     /// # Errors
     /// The tensor is missing, has another shape, or its file cannot be read.
-    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let full_name = self.check(name, shape)?;
-        if let Some(values) = self.probe.and_then(|p| p.replaced.get(name)) {
+    pub fn tensor(&self, row: &TensorRow) -> Result<Vec<f32>> {
+        let full_name = self.check(row)?;
+        if let Some(values) = self.probe.and_then(|p| p.replaced.get(&row.name)) {
             return Ok(values.to_vec());
         }
-        let mut out = vec![0f32; shape.iter().product()];
+        let mut out = vec![0f32; row.elements() as usize];
         self.source.read(&full_name, 0..out.len() as u64, &mut out)?;
         Ok(out)
     }
@@ -70,23 +70,18 @@ impl<'a> TensorReader<'a> {
     ///
     /// # Errors
     /// The tensor is missing, or has another shape.
-    pub fn matrix(
-        &self,
-        name: &str,
-        replaced: &str,
-        shape: &[usize],
-        index: usize,
-    ) -> Result<StreamedMatrix<'a>> {
+    pub fn matrix(&self, row: &TensorRow, replaced: &str, index: usize) -> Result<StreamedMatrix<'a>> {
+        let shape: Vec<usize> = row.shape.iter().map(|&n| n as usize).collect();
         let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         let whole =
             self.probe.and_then(|p| p.replaced.get(replaced)).map(|v| (v.clone(), index * rows * cols));
         let own = self.probe.and_then(|p| p.replaced_experts.get(&(replaced.to_string(), index)));
         Ok(StreamedMatrix {
             source: self.source,
-            full_name: self.check(name, shape)?,
+            full_name: self.check(row)?,
             values: own.map(|v| (v.clone(), 0)).or(whole),
             probe: self.probe,
-            name: name.to_string(),
+            name: row.name.clone(),
             parts: if shape.len() > 2 { shape[0] } else { 0 },
             index,
             rows,

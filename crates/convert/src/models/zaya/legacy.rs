@@ -11,42 +11,27 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 const PREFIX: &str = "model.";
-/// Names of tensors by role, each with its half-layer: layer i has its attention in half-layer 2i, its experts in
-/// 2i + 1, and the residual behind these in 2i + 2.
-const NAMES: [(&str, usize, &str); 33] = [
-    ("input_norm", 0, "input_norm.weight"),
-    ("q_proj", 0, "self_attn.qkv.linear_q.weight"),
-    ("k_proj", 0, "self_attn.qkv.linear_k.weight"),
-    ("v_proj_current", 0, "self_attn.qkv.val_proj1.weight"),
-    ("v_proj_delayed", 0, "self_attn.qkv.val_proj2.weight"),
-    ("conv_depthwise", 0, "self_attn.qkv.conv_qk.0.weight"),
-    ("conv_depthwise_bias", 0, "self_attn.qkv.conv_qk.0.bias"),
-    ("conv_grouped", 0, "self_attn.qkv.conv_qk.1.weight"),
-    ("conv_grouped_bias", 0, "self_attn.qkv.conv_qk.1.bias"),
-    ("temperature", 0, "self_attn.qkv.temp"),
-    ("o_proj", 0, "self_attn.o_proj.weight"),
-    ("attention_residual_branch_scale", 1, "res_scale.hidden_states_scale"),
-    ("attention_residual_branch_bias", 1, "res_scale.hidden_states_bias"),
-    ("attention_residual_stream_scale", 1, "res_scale.residual_scale"),
-    ("attention_residual_stream_bias", 1, "res_scale.residual_bias"),
-    ("expert_input", 1, "input_norm.weight"),
-    ("router_down", 1, "zaya_block.router.down_proj.weight"),
-    ("router_down_bias", 1, "zaya_block.router.down_proj.bias"),
-    ("router_state_scale", 1, "zaya_block.router.router_states_scale"),
-    ("router_norm", 1, "zaya_block.router.rmsnorm_eda.weight"),
-    ("router_fc1", 1, "zaya_block.router.router_mlp.0.weight"),
-    ("router_fc1_bias", 1, "zaya_block.router.router_mlp.0.bias"),
-    ("router_fc2", 1, "zaya_block.router.router_mlp.2.weight"),
-    ("router_fc2_bias", 1, "zaya_block.router.router_mlp.2.bias"),
-    ("router_logits", 1, "zaya_block.router.router_mlp.4.weight"),
-    ("balancing_biases", 1, "zaya_block.router.balancing_biases"),
-    ("moe_residual_branch_scale", 2, "res_scale.hidden_states_scale"),
-    ("moe_residual_branch_bias", 2, "res_scale.hidden_states_bias"),
-    ("moe_residual_stream_scale", 2, "res_scale.residual_scale"),
-    ("moe_residual_stream_bias", 2, "res_scale.residual_bias"),
-    ("final_norm", 0, "final_norm.weight"),
-    ("input_scale", 0, "layers.0.res_scale.hidden_states_scale"),
-    ("input_bias", 0, "layers.0.res_scale.hidden_states_bias"),
+/// Beginnings of transformers' names, each with that of the original one and its half-layer: layer i has its attention in
+/// half-layer 2i, its experts in 2i + 1, and the residual behind these in 2i + 2.
+const NAMES: [(&str, usize, &str); 18] = [
+    ("input_layernorm", 0, "input_norm"),
+    ("self_attn.qkv_proj.q_proj", 0, "self_attn.qkv.linear_q"),
+    ("self_attn.qkv_proj.k_proj", 0, "self_attn.qkv.linear_k"),
+    ("self_attn.qkv_proj.v_proj_current", 0, "self_attn.qkv.val_proj1"),
+    ("self_attn.qkv_proj.v_proj_delayed", 0, "self_attn.qkv.val_proj2"),
+    ("self_attn.qkv_proj.conv_qk_depthwise", 0, "self_attn.qkv.conv_qk.0"),
+    ("self_attn.qkv_proj.conv_qk_grouped", 0, "self_attn.qkv.conv_qk.1"),
+    ("self_attn.qk_norm.temp", 0, "self_attn.qkv.temp"),
+    ("post_attention_residual_scale", 1, "res_scale"),
+    ("post_attention_layernorm", 1, "input_norm"),
+    ("mlp.gate.router_mlp.norm", 1, "zaya_block.router.rmsnorm_eda"),
+    ("mlp.gate.router_mlp.fc1", 1, "zaya_block.router.router_mlp.0"),
+    ("mlp.gate.router_mlp.fc2", 1, "zaya_block.router.router_mlp.2"),
+    ("mlp.gate.router_mlp.out_proj", 1, "zaya_block.router.router_mlp.4"),
+    ("mlp.gate", 1, "zaya_block.router"),
+    ("post_mlp_residual_scale", 2, "res_scale"),
+    ("norm", 0, "final_norm"),
+    ("input_hidden_states", 0, "layers.0.res_scale.hidden_states"),
 ];
 
 /// Tells whether the configuration has a key that only the original layout has, and lacks transformers' key.
@@ -93,9 +78,13 @@ fn origin(row: &TensorRow, layers: usize) -> TensorOrigin {
     match row.role {
         "gate_up" => experts("linear_fc1"),
         "down" => experts("linear_fc2"),
-        role => {
-            let found = NAMES.iter().find(|(r, ..)| *r == role);
-            TensorOrigin::Whole(found.map_or_else(|| half(0, &row.name), |(_, h, name)| half(*h, name)))
+        _ => {
+            let own = row.layer.and_then(|l| row.name.strip_prefix(&format!("layers.{l}.")));
+            let own = own.unwrap_or(&row.name);
+            let renamed = |(ours, at, theirs): &(&str, usize, &str)| {
+                Some(half(*at, &format!("{theirs}{}", own.strip_prefix(ours)?)))
+            };
+            TensorOrigin::Whole(NAMES.iter().find_map(renamed).unwrap_or_else(|| half(0, own)))
         }
     }
 }
