@@ -35,8 +35,8 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
     let key =
         ["sliding_window_pattern", "_sliding_window_pattern"].into_iter().find(|key| k.get(key).is_some());
     let pattern = key.map_or(Ok(PATTERN), |key| k.size(key))?;
-    let heads = (k.size_or("num_attention_heads", 8)?, k.size_or("num_key_value_heads", 4)?);
-    let sizes = (heads.0, heads.1, k.size_or("head_dim", 256)?);
+    let (heads, kv_heads) = (k.size_or("num_attention_heads", 8)?, k.size_or("num_key_value_heads", 4)?);
+    let sizes = (heads, kv_heads, k.size_or("head_dim", 256)?);
     let projection =
         QkvProjection::Direct { norm: HeadNorm::PerHead, values: ValueSource::Own, has_bias: false };
     let scalar = k.number("query_pre_attn_scalar")?.unwrap_or(256.0);

@@ -82,7 +82,7 @@ impl Family {
         w
     }
 
-    /// Plans the weights of attention, from the normalized stream to the output projection.
+    /// Plans the weights of attention, from the normalized stream to the output projection, in the table's order.
     pub(super) fn attention_weights(&self, options: &PlanOptions, l: usize) -> Weights {
         let own = self.rows[l].iter().filter(|row| row.part == ModelPart::Attention);
         self.weights(options, l, &own.map(|row| row.role).collect::<Vec<_>>())
@@ -228,7 +228,7 @@ impl Family {
         layer: usize,
         shape: &lower::AttentionDims,
     ) -> Result<PositionInputs> {
-        Ok(l.position_inputs(shape, self.decoder.layers[layer].attention.rope.width)?)
+        l.position_inputs(shape, self.decoder.layers[layer].attention.rope.width)
     }
 
     /// Plans a package of layers, with attention and one unit.
@@ -336,7 +336,7 @@ impl Family {
             return Ok(x);
         }
         let axis = if norm == HeadNorm::PerHead { 3 } else { 1 };
-        Ok(l.rms_norm_weighted(name, &x, NormShape { axis, eps: self.decoder.eps })?)
+        l.rms_norm_weighted(name, &x, NormShape { axis, eps: self.decoder.eps })
     }
 
     /// Computes attention's half of a layer over keys and values of another model, from the stream to the stream.

@@ -22,6 +22,8 @@ use std::ops::Range;
 const INPUT: &str = "input";
 /// Register with what the layers of a package add to the stream, and name of the sum of what branches add to it.
 const ADDED: &str = "added";
+/// Parts of a package of whole layers, as its name has them; the host's vectors behind the package have this name, too.
+const PARTS: &str = "attn.moe";
 /// Name of the unit that chooses experts, where one call does not compute all of them.
 const ROUTER: &str = "router";
 /// Input with the state that the previous layer's router left.
@@ -41,9 +43,6 @@ fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
 fn moe_vectors(layer: usize) -> String {
     format!("L{layer:02}.moe")
 }
-
-/// Parts of a package of whole layers, as its name has them, and the host's vectors of the residual behind the package.
-const PARTS: &str = "attn.moe";
 
 /// Names the output that holds what `layers` layers of a package add to the stream.
 fn added_output(layers: usize) -> String {
@@ -426,7 +425,7 @@ impl Family {
     /// Declares the input with the state of the previous layer's router; the first layer has none.
     fn router_state_input(&self, l: &mut Lowering<'_>, layer: usize) -> Result<Option<Var>> {
         let (_, width, _) = self.networked(layer)?;
-        Ok((layer > 0).then(|| l.stream_input(ROUTER_STATE, width)).transpose()?)
+        (layer > 0).then(|| l.stream_input(ROUTER_STATE, width)).transpose()
     }
 
     /// Computes the branch of all experts, the state for the next layer's router, and the logits of this router, from

@@ -30,6 +30,10 @@ use std::ops::Range;
 
 /// Name of the unit that joins a layer's branches, where no unit with experts does so.
 const COMBINE: &str = "combine";
+/// Parts of a package of whole layers, as its name has them.
+const PARTS: &str = "attn.mlp";
+/// Roles of a dense MLP's weights.
+const DENSE: [&str; 4] = ["gate_proj", "up_proj", "down_proj", "dense_input"];
 /// Prefix of the names of attention in a package that begins with the last pack of the layer before.
 const NEXT_SCOPE: &str = "next_";
 /// Most layers without experts that share a package where the options do not say: a call of 4 to 8 layers takes up to
@@ -56,11 +60,6 @@ fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
 fn joined_name(layer: usize, packs: usize) -> String {
     format!("{}.{}", pack_name(layer, packs - 1, packs), attention_name(layer + 1))
 }
-
-/// Roles of a dense MLP's weights.
-const DENSE: [&str; 4] = ["gate_proj", "up_proj", "down_proj", "dense_input"];
-/// Parts of a package of whole layers, as its name has them.
-const PARTS: &str = "attn.mlp";
 
 /// Returns the name of the stream that leaves a package of `n` layers.
 pub(super) fn stream_out(n: usize) -> String {

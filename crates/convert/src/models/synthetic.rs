@@ -59,8 +59,11 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     Ok(Checkpoint { name, path, config, generation_config: None, source, variants, remarks })
 }
 
+/// Configuration of a published model.
+type PublishedConfig = fn() -> Value;
+
 /// Synthetic models, each with its configuration.
-pub(super) const MODELS: [(&str, fn() -> Value); 10] = [
+pub(super) const MODELS: [(&str, PublishedConfig); 10] = [
     ("gemma4-26b-a4b", gemma4::published_config),
     ("gemma4-26b-a4b-assistant", gemma4::published_assistant),
     (GEMMA_MINI, gemma_mini),

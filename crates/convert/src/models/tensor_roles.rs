@@ -75,16 +75,12 @@ impl Table<'_> {
     fn add(&mut self, is_there: bool, part: ModelPart, role: &'static str, shape: &[usize]) {
         if is_there {
             let (name, layer) = (self.decoder.tensor(self.layer, role), self.layer);
-            self.rows.push(TensorRow {
-                role,
-                name,
-                shape: shape.iter().map(|&n| n as u64).collect(),
-                part,
-                layer,
-            });
+            let shape = shape.iter().map(|&n| n as u64).collect();
+            self.rows.push(TensorRow { role, name, shape, part, layer });
         }
     }
 
+    /// Adds the rows of attention, in the order in which packages store its weights.
     fn add_attention(&mut self, a: &Attention) {
         use ModelPart::{Attention, Norms as Norm};
         let (h, d, q, kv) = (self.decoder.hidden, a.head_dim, a.q_size(), a.kv_size());
