@@ -64,13 +64,13 @@ const RESIDUALS: [[&str; 4]; 2] = [
 ];
 
 /// Rows of a decoder's tensors: those of a layer, or those outside of layers.
-struct Table<'a> {
+struct TensorRows<'a> {
     decoder: &'a Decoder,
     layer: Option<usize>,
     rows: &'a mut Vec<TensorRow>,
 }
 
-impl Table<'_> {
+impl TensorRows<'_> {
     /// Adds a row where the network has the tensor.
     fn add(&mut self, is_there: bool, part: ModelPart, role: &'static str, shape: &[usize]) {
         if is_there {
@@ -184,7 +184,7 @@ impl Decoder {
     pub fn tensors(&self) -> Vec<TensorRow> {
         use ModelPart::{DenseMlp, Embedding, Head, Norms};
         let (mut rows, h) = (Vec::new(), self.hidden);
-        let mut table = Table { decoder: self, layer: None, rows: &mut rows };
+        let mut table = TensorRows { decoder: self, layer: None, rows: &mut rows };
         table.add(true, Embedding, "embedding", &[self.vocab, h]);
         table.add(self.has_own_head(), Head, "head", &[self.vocab, h]);
         table.add(true, Norms, "final_norm", &[h]);
@@ -198,7 +198,7 @@ impl Decoder {
         table.add(self.residual == Residual::Affine, Norms, "input_scale", &[h]);
         table.add(self.residual == Residual::Affine, Norms, "input_bias", &[h]);
         for (l, layer) in self.layers.iter().enumerate() {
-            let mut table = Table { decoder: self, layer: Some(l), rows: &mut rows };
+            let mut table = TensorRows { decoder: self, layer: Some(l), rows: &mut rows };
             table.add_attention(&layer.attention);
             table.add_feed_forward(l, layer);
         }
