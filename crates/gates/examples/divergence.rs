@@ -1,6 +1,7 @@
 //! Prints how far a model's predictions move when all its matrices but router and embedding are compressed: by kind,
 //! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), as GGUF's Q4_0 (`q4_0`), in other
 //! files of the same model, such as llama.cpp's, and in bundles, whose MB are what a token reads of their matrices.
+//! `default=BUNDLE` and `fast=BUNDLE` compare a bundle's default and fast products with its exact ones.
 //!
 //!     cargo run --release -p anemoe-gates --example divergence -- CHECKPOINT A.txt,B.txt TOKENS WINDOWS lut4 lut4+text F.gguf ..
 //!
@@ -17,7 +18,7 @@ use anemoe_gates::golden_gate::divergence;
 use anemoe_gates::perplexity::{Likelihood, each_window, windows};
 use anemoe_gates::reference::{HEAD, Probe};
 use anemoe_gates::text_feedback;
-use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::cpu::{CpuBackend, Options, Products};
 use anemoe_runtime::model::Model;
 use anemoe_runtime::sampler::argmax;
 use anyhow::{Context, Result};
@@ -53,8 +54,17 @@ fn main() -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for kind in what {
         let start = Instant::now();
-        let (own, bytes) = if Path::new(kind).is_dir() {
-            bundle_logits(Path::new(kind), &all)?
+        let products = match kind.split_once('=') {
+            Some(("default", bundle)) => Some((bundle, Products::Usual)),
+            Some(("fast", bundle)) => Some((bundle, Products::Fast)),
+            _ => None,
+        };
+        let mut exact = None;
+        let (own, bytes) = if let Some((bundle, products)) = products {
+            exact = Some(bundle_logits(Path::new(bundle), Products::Exact, &all)?.0);
+            bundle_logits(Path::new(bundle), products, &all)?
+        } else if Path::new(kind).is_dir() {
+            bundle_logits(Path::new(kind), Products::Exact, &all)?
         } else if Path::new(kind).is_file() {
             (logits(&models::load(kind)?, None, &all)?, None)
         } else {
@@ -70,7 +80,8 @@ fn main() -> Result<()> {
         for (name, windows) in &texts_windows {
             let last = first + windows.len();
             let mb = bytes.map_or("-".into(), |b| format!("{:.2}", b as f64 / 1e6));
-            let figures = compare(windows, &reference[first..last], &own[first..last]);
+            let from = exact.as_ref().unwrap_or(&reference);
+            let figures = compare(windows, &from[first..last], &own[first..last]);
             println!("| {kind} | {mb} | {name} | {figures} | {seconds:.0} |");
             first = last;
         }
@@ -85,8 +96,9 @@ fn logits(checkpoint: &Checkpoint, probe: Option<&Probe>, windows: &[Vec<u32>]) 
 }
 
 /// Runs a bundle on the windows. Returns its logits, and the bytes that a token reads where its kinds were searched for.
-fn bundle_logits(path: &Path, windows: &[Vec<u32>]) -> Result<(Logits, Option<u64>)> {
-    let model = Model::open(path, &CpuBackend::default())?;
+fn bundle_logits(path: &Path, products: Products, windows: &[Vec<u32>]) -> Result<(Logits, Option<u64>)> {
+    let options = Options { products, ..Options::default() };
+    let model = Model::open(path, &CpuBackend { options })?;
     let mut sequence = model.sequence();
     let mut all = Logits::new();
     for window in windows {
