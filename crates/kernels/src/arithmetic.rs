@@ -16,7 +16,7 @@ pub(crate) enum Arithmetic {
     Int16(Int16Lut),
     /// Approximate, with weights and tokens of 8 bits.
     Int8(Int8Codes),
-    /// Approximate, with integers of 8 bits as they are, and tokens of 15 bits in two digits.
+    /// Approximate, with integers of 8 bits as they are or entries of tables as 15 bits, and tokens of 15 bits in two digits.
     Int8Digits(Int8Codes),
     /// Approximate, with integers of 4 bits that have a scale per block, and tokens of 8 bits.
     Int8OfBlocks,

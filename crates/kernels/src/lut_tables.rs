@@ -10,29 +10,48 @@
 use crate::memory::array_at;
 use crate::weight_format::{IndexBits, IntBits};
 
-/// Turns stored elements into 8-bit codes: an element of group g is about `steps[g] * code + lows[g]`.
+/// Turns stored elements into codes of 8 bits, or of 15 in two bytes: an element of group g is about `steps[g] * code + lows[g]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Int8Codes {
     /// Codes of the entries of tables; tables of fewer than 16 entries are repeated to 16. Integers have none: their
     /// codes are their bits, with the sign bit flipped.
     tables: Vec<u8>, // [groups, max(entries, 16)]
+    /// Lower bytes of codes of 15 bits, of which `tables` has the upper bytes; empty for codes of 8 bits.
+    lower: Vec<u8>, // [groups, entries]
     pub steps_and_lows: Vec<(f32, f32)>, // [groups]
 }
 
 impl Int8Codes {
-    /// Makes the codes of tables; `None` where an entry is not finite.
+    /// Makes the codes of tables, of 8 bits; `None` where an entry is not finite.
     pub fn of_tables(lut: &[f32], bits: IndexBits) -> Option<Int8Codes> {
+        Int8Codes::up_to(lut, bits, 255)
+    }
+
+    /// Makes the codes of tables of 64 or 256 entries, of 15 bits; `None` where an entry is not finite.
+    pub fn of_two_bytes(lut: &[f32], bits: IndexBits) -> Option<Int8Codes> {
+        Int8Codes::up_to(lut, bits, 32767)
+    }
+
+    /// Makes the codes of tables, the largest of which is `most`.
+    fn up_to(lut: &[f32], bits: IndexBits, most: u16) -> Option<Int8Codes> {
         let entries = 1usize << bits.bits();
-        let mut all = Int8Codes { tables: Vec::new(), steps_and_lows: Vec::new() };
+        let mut all = Int8Codes { tables: Vec::new(), lower: Vec::new(), steps_and_lows: Vec::new() };
         for table in lut.chunks_exact(entries) {
             let (low, high) =
                 table.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)));
-            let step = (high - low) / 255.0;
+            let step = (high - low) / f32::from(most);
             if !step.is_finite() || table.iter().any(|v| !v.is_finite()) {
                 return None;
             }
-            let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u8 } else { 0 };
-            all.tables.extend((0..entries.max(16)).map(|i| code(table[i % entries])));
+            let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u16 } else { 0 };
+            let codes = (0..entries.max(16)).map(|i| code(table[i % entries]));
+            match most {
+                255 => all.tables.extend(codes.map(|code| code as u8)),
+                _ => codes.map(u16::to_be_bytes).for_each(|[upper, lower]| {
+                    all.tables.push(upper);
+                    all.lower.push(lower);
+                }),
+            }
             all.steps_and_lows.push((step, low));
         }
         Some(all)
@@ -43,13 +62,19 @@ impl Int8Codes {
         let zero_point = f32::from(sign_bit(bits, signed));
         let offset = |i: usize| offsets.map_or(0.0, |o| o[i]);
         let steps_and_lows = scales.iter().enumerate().map(|(i, s)| (*s, -s * (offset(i) + zero_point)));
-        Int8Codes { tables: Vec::new(), steps_and_lows: steps_and_lows.collect() }
+        Int8Codes { tables: Vec::new(), lower: Vec::new(), steps_and_lows: steps_and_lows.collect() }
     }
 
-    /// Returns the N codes of a group's table.
+    /// Returns the N codes of a group's table, or their upper bytes.
     #[inline(always)]
     pub fn table<const N: usize>(&self, group: usize) -> &[u8; N] {
         array_at(&self.tables, group * N)
+    }
+
+    /// Returns the lower bytes of the N codes of a group's table.
+    #[inline(always)]
+    pub fn lower<const N: usize>(&self, group: usize) -> &[u8; N] {
+        array_at(&self.lower, group * N)
     }
 }
 

@@ -1,7 +1,8 @@
-//! Approximate matmul of 8-bit codes and 8-bit activations.
+//! Approximate matmul of codes of 8 or 15 bits and activations of 8 or 15 bits.
 //!
 //! ```text
 //! weight      w = step * code + low,  code in 0 .. 255      a step and a low value per row
+//!             code = 256 * upper + lower, 0 .. 32767        tables of 64 and 256 entries that tokens of 15 bits meet
 //! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::packed_int8`
 //! result      step * sum(scale * sum(code * q)) + low * sum(x)
 //! ```
@@ -53,7 +54,7 @@ pub(super) fn multiply_rows(
     macro_rules! multiply {
         ($decoder:expr, $rows_per_group:expr) => {{
             let (decoder, group) = ($decoder, Divisor::new($rows_per_group));
-            dispatch(isa, MultiplyRows(Int8Rows::<_, 1> { decoder, codes, group, operands }, tiles))
+            dispatch(isa, MultiplyRows(Int8Rows::<_, 1, 1> { decoder, codes, group, operands }, tiles))
         }};
     }
     match w.weight.format {
@@ -75,7 +76,7 @@ pub(super) fn multiply_rows(
     }
 }
 
-/// Multiplies some rows of `w`, integers of 8 bits, by all selected tokens in two digits.
+/// Multiplies some rows of `w`, integers of 8 bits or tables with codes of 15 bits, by all selected tokens in two digits.
 pub(super) fn multiply_rows_in_digits(
     isa: Isa,
     w: &Matrix<'_>,
@@ -84,27 +85,41 @@ pub(super) fn multiply_rows_in_digits(
     tiles: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    let WeightFormat::Int { bits: bits @ IntBits::Eight, signed, block_rows, .. } = w.weight.format else {
-        unreachable!("a format that is multiplied in digits")
-    };
     let operands = TileOperands { rows: StoredRows::new(w), x, y };
-    let (decoder, group) = (Integer8 { sign_bit: sign_bit(bits, signed) }, Divisor::new(block_rows));
-    dispatch(isa, MultiplyRows(Int8Rows::<_, 2> { decoder, codes, group, operands }, tiles));
+    macro_rules! multiply {
+        ($decoder:expr, $parts:literal, $rows_per_group:expr) => {{
+            let (decoder, group) = ($decoder, Divisor::new($rows_per_group));
+            dispatch(isa, MultiplyRows(Int8Rows::<_, 2, $parts> { decoder, codes, group, operands }, tiles))
+        }};
+    }
+    match w.weight.format {
+        WeightFormat::Lut { bits: IndexBits::Six, rows_per_table: rows } => multiply!(Index6, 2, rows),
+        WeightFormat::Lut { bits: IndexBits::Eight, rows_per_table: rows } => multiply!(Index8, 2, rows),
+        WeightFormat::Int { bits: bits @ IntBits::Eight, signed, block_rows: rows, .. } => {
+            multiply!(Integer8 { sign_bit: sign_bit(bits, signed) }, 1, rows)
+        }
+        WeightFormat::Lut { .. }
+        | WeightFormat::Int { .. }
+        | WeightFormat::Mxfp4 { .. }
+        | WeightFormat::Fp16
+        | WeightFormat::F32 => unreachable!("a format that is multiplied in digits"),
+    }
 }
 
-/// Rows of one weight format, and the tokens that they are multiplied by, in `DIGITS` digits.
+/// Rows of one weight format, with codes of `PARTS` bytes, and the tokens that they are multiplied by, in `DIGITS` digits.
 #[derive(Clone, Copy)]
-struct Int8Rows<'a, D, const DIGITS: usize> {
+struct Int8Rows<'a, D, const DIGITS: usize, const PARTS: usize> {
     decoder: D,
     codes: &'a Int8Codes,
     group: Divisor,
     operands: TileOperands<'a>,
 }
 
-/// Integer sums of T tokens and the rows of a tile, by digit.
-type DigitSums<L, const DIGITS: usize, const T: usize> = [[[<L as U8x64>::Sums; ROWS]; DIGITS]; T];
+/// Integer sums of T tokens and the rows of a tile, by digit and part.
+type DigitSums<L, const DIGITS: usize, const PARTS: usize, const T: usize> =
+    [[[[<L as U8x64>::Sums; PARTS]; ROWS]; DIGITS]; T];
 
-impl<D: Int8Decode, const DIGITS: usize> Int8Rows<'_, D, DIGITS> {
+impl<D: Int8Decode<PARTS>, const DIGITS: usize, const PARTS: usize> Int8Rows<'_, D, DIGITS, PARTS> {
     /// Adds the products of block b of row i of a tile.
     #[inline(always)]
     fn add_block<L: Simd, const T: usize>(
@@ -114,14 +129,17 @@ impl<D: Int8Decode, const DIGITS: usize> Int8Rows<'_, D, DIGITS> {
         b: usize,
         tokens: &[[&[[[u8; 64]; CODE_LINES]]; DIGITS]; T],
         i: usize,
-        sums: &mut DigitSums<L, DIGITS, T>,
+        sums: &mut DigitSums<L, DIGITS, PARTS, T>,
     ) {
-        let [low, high] = self.decoder.codes::<L>(table, block);
+        let codes = self.decoder.codes::<L>(table, block);
         for t in 0..T {
             for d in 0..DIGITS {
                 // SAFETY: b is below the number of blocks of each token.
                 let x = unsafe { tokens[t][d].get_unchecked(b) };
-                sums[t][d][i] = L::dot_u8i8(L::dot_u8i8(sums[t][d][i], low, &x[0]), high, &x[1]);
+                for p in 0..PARTS {
+                    let sum = &mut sums[t][d][i][p];
+                    *sum = L::dot_u8i8(L::dot_u8i8(*sum, codes[p][0], &x[0]), codes[p][1], &x[1]);
+                }
             }
         }
     }
@@ -133,7 +151,9 @@ impl<D: Int8Decode, const DIGITS: usize> Int8Rows<'_, D, DIGITS> {
     }
 }
 
-impl<D: Int8Decode, const DIGITS: usize> Kernel for MultiplyRows<'_, Int8Rows<'_, D, DIGITS>> {
+impl<D: Int8Decode<PARTS>, const DIGITS: usize, const PARTS: usize> Kernel
+    for MultiplyRows<'_, Int8Rows<'_, D, DIGITS, PARTS>>
+{
     type Output = ();
     const HAS_DOT_PRODUCTS: bool = true;
     const PERMUTES_BYTES: bool = D::PERMUTES_BYTES;
@@ -185,10 +205,18 @@ fn lines_of<'a, const DIGITS: usize, const T: usize>(
     (tokens, scales)
 }
 
+/// Joins the sums of a code's bytes.
+#[inline(always)]
+fn join_parts<L: Simd, const PARTS: usize>(sums: [L::Sums; PARTS]) -> L {
+    let upper = L::sums_to_f32(sums[0]);
+    // One rounding of the whole sum, as where words are multiplied.
+    if PARTS == 1 { upper } else { upper.mul_add(L::splat(256.0), L::sums_to_f32(sums[PARTS - 1])) }
+}
+
 /// Scales integer sums, and adds them to the totals.
 #[inline(always)]
-fn add_scaled<L: Simd, const DIGITS: usize, const T: usize>(
-    sums: &DigitSums<L, DIGITS, T>,
+fn add_scaled<L: Simd, const DIGITS: usize, const PARTS: usize, const T: usize>(
+    sums: &DigitSums<L, DIGITS, PARTS, T>,
     scales: &[[LaneScales<'_>; DIGITS]; T],
     part: usize,
     totals: &mut [[L; ROWS]; T],
@@ -197,24 +225,25 @@ fn add_scaled<L: Simd, const DIGITS: usize, const T: usize>(
         for d in 0..DIGITS {
             let scale = L::load(&scales[t][d][part]);
             for i in 0..ROWS {
-                totals[t][i] = L::sums_to_f32(sums[t][d][i]).mul_add(scale, totals[t][i]);
+                totals[t][i] = join_parts::<L, PARTS>(sums[t][d][i]).mul_add(scale, totals[t][i]);
             }
         }
     }
 }
 
 /// Tells whether batches of several tokens decode rows into registers.
-const fn decodes_in_registers<L: Simd, D: Int8Decode>() -> bool {
-    D::IN_REGISTERS && L::MULTIPLIES_SEVERAL_TOKENS
+const fn decodes_in_registers<L: Simd, D: Int8Decode<PARTS>, const PARTS: usize>() -> bool {
+    (D::IN_REGISTERS || L::PERMUTES_BYTES) && L::MULTIPLIES_SEVERAL_TOKENS
 }
 
-impl<L: Simd, D: Int8Decode, const DIGITS: usize> Tile<L>
-    for RegisterTile<'_, Int8Rows<'_, D, DIGITS>, StepsAndLows>
+impl<L: Simd, D: Int8Decode<PARTS>, const DIGITS: usize, const PARTS: usize> Tile<L>
+    for RegisterTile<'_, Int8Rows<'_, D, DIGITS, PARTS>, StepsAndLows>
 {
-    const WIDTHS: &'static [usize] = match (decodes_in_registers::<L, D>(), DIGITS) {
-        (false, _) => &[],
+    // More sums than these do not fit into the registers.
+    const WIDTHS: &'static [usize] = match (decodes_in_registers::<L, D, PARTS>(), DIGITS * PARTS) {
         (true, 1) => &[4, 2],
-        (true, _) => &[2],
+        (true, 2) => &[2],
+        _ => &[],
     };
     #[inline(always)]
     fn multiply<const T: usize>(&mut self, first: usize) -> usize {
@@ -245,7 +274,7 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Tile<L>
         }
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for part in 0..blocks.div_ceil(BLOCKS_PER_SCALE) {
-            let mut sums = [[[L::zero_sums(); ROWS]; DIGITS]; T];
+            let mut sums = [[[[L::zero_sums(); PARTS]; ROWS]; DIGITS]; T];
             let (start, end) = (part * BLOCKS_PER_SCALE, blocks.min((part + 1) * BLOCKS_PER_SCALE));
             for b in start..end.min(whole) {
                 for i in 0..ROWS {
@@ -262,18 +291,22 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Tile<L>
                     product.add_block::<L, T>(tables[i], last[i], whole, &tokens, i, &mut sums);
                 }
             }
-            add_scaled::<L, DIGITS, T>(&sums, &scales, part, &mut totals);
+            add_scaled::<L, DIGITS, PARTS, T>(&sums, &scales, part, &mut totals);
         }
         self.store(first, &totals)
     }
 }
 
-impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D, DIGITS> {
-    const MOST_IN_REGISTERS: usize = match (decodes_in_registers::<L, D>(), L::MULTIPLIES_BYTES_AS_WORDS) {
-        (false, _) => 1,
-        (true, true) => 4,
-        (true, false) => SMALL_BATCH,
-    };
+impl<L: Simd, D: Int8Decode<PARTS>, const DIGITS: usize, const PARTS: usize> Product<L>
+    for Int8Rows<'_, D, DIGITS, PARTS>
+{
+    const MOST_IN_REGISTERS: usize =
+        match (decodes_in_registers::<L, D, PARTS>(), L::MULTIPLIES_BYTES_AS_WORDS) {
+            (false, _) => 1,
+            (true, true) => 4,
+            (true, false) if PARTS > 1 => 2,
+            (true, false) => SMALL_BATCH,
+        };
     const PANELS: Option<Panels> = if L::MULTIPLIES_BYTES_AS_WORDS {
         let lines = BLOCKS_PER_SCALE * WORD_LINES;
         Some(Panels { rows: WORD_ROWS, tiles_of_few: TILES_PER_PASS, lines_of_few: lines, lines })
@@ -290,7 +323,7 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D,
 
     #[inline(always)]
     fn lines(&self) -> usize {
-        self.operands.x.packed.blocks() * if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES }
+        self.operands.x.packed.blocks() * block_lines::<L, PARTS>()
     }
 
     #[inline(always)]
@@ -314,23 +347,28 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D,
         let table = D::table::<L>(self.codes, self.group(row));
         // SAFETY: every row of a tile is a row of the matrix.
         let bytes = unsafe { self.operands.rows.bytes(row) };
-        let block_lines = if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES };
+        let block_lines = block_lines::<L, PARTS>();
         let mut space = [MaybeUninit::uninit(); 4 * BLOCK];
         for (b, out) in (lines.start / block_lines..).zip(out.chunks_exact_mut(block_lines)) {
             if distance > 0 {
                 prefetch_after(&bytes[b * D::BYTES..bytes.len().min((b + 1) * D::BYTES)], distance);
             }
             let block = row_block(bytes, b, D::BYTES, &mut space);
-            let [low, high] = self.decoder.codes::<L>(table, block);
-            if L::MULTIPLIES_BYTES_AS_WORDS {
-                let ([even, odd], [even_high, odd_high]) = (L::widen_codes(low), L::widen_codes(high));
-                L::store_bytes(even, &mut out[0][k]);
-                L::store_bytes(odd, &mut out[1][k]);
-                L::store_bytes(even_high, &mut out[2][k]);
-                L::store_bytes(odd_high, &mut out[3][k]);
-            } else {
-                L::store_bytes(low, &mut out[0][k]);
-                L::store_bytes(high, &mut out[1][k]);
+            let codes = self.decoder.codes::<L>(table, block);
+            for half in 0..2 {
+                if L::MULTIPLIES_BYTES_AS_WORDS {
+                    let upper = codes[0][half];
+                    let [even, odd] = match PARTS {
+                        1 => L::widen_codes(upper),
+                        _ => L::join_bytes(upper, codes[PARTS - 1][half]),
+                    };
+                    L::store_bytes(even, &mut out[2 * half][k]);
+                    L::store_bytes(odd, &mut out[2 * half + 1][k]);
+                } else {
+                    for p in 0..PARTS {
+                        L::store_bytes(codes[p][half], &mut out[PARTS * half + p][k]);
+                    }
+                }
             }
         }
     }
@@ -338,7 +376,7 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D,
     #[inline(always)]
     fn multiply_decoded(rows: DecodedRows<'_, [u8; 64], StepsAndLows>) {
         // SAFETY: this function was compiled for L's instructions, so the processor has them.
-        unsafe { L::call(Int8Decoded::<DIGITS>(rows)) };
+        unsafe { L::call(Int8Decoded::<DIGITS, PARTS>(rows)) };
     }
 
     #[inline(always)]
@@ -348,25 +386,30 @@ impl<L: Simd, D: Int8Decode, const DIGITS: usize> Product<L> for Int8Rows<'_, D,
     }
 }
 
-/// Rows that are decoded to memory as codes.
-struct Int8Decoded<'a, const DIGITS: usize>(DecodedRows<'a, [u8; 64], StepsAndLows>);
+/// Returns the lines that a block is decoded to in memory: words, or the bytes of codes, a line of each part by turns.
+const fn block_lines<L: Simd, const PARTS: usize>() -> usize {
+    if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES * PARTS }
+}
 
-impl<const DIGITS: usize> Kernel for Int8Decoded<'_, DIGITS> {
+/// Rows that are decoded to memory as codes.
+struct Int8Decoded<'a, const DIGITS: usize, const PARTS: usize>(DecodedRows<'a, [u8; 64], StepsAndLows>);
+
+impl<const DIGITS: usize, const PARTS: usize> Kernel for Int8Decoded<'_, DIGITS, PARTS> {
     type Output = ();
     const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
         let tokens = self.0.x.len();
-        multiply_tokens::<S, _>(&mut ByTile(self.0, Int8Tile::<DIGITS>), tokens);
+        multiply_tokens::<S, _>(&mut ByTile(self.0, Int8Tile::<DIGITS, PARTS>), tokens);
     }
 }
 
-struct Int8Tile<const DIGITS: usize>;
+struct Int8Tile<const DIGITS: usize, const PARTS: usize>;
 
-impl<L: Simd, const DIGITS: usize> DecodedTile<L> for Int8Tile<DIGITS> {
+impl<L: Simd, const DIGITS: usize, const PARTS: usize> DecodedTile<L> for Int8Tile<DIGITS, PARTS> {
     /// Three tokens and four rows have twelve integer sums and twelve f32 sums, which fit into 32 registers. Six tokens would
     /// store and reload sums under each scale, which takes longer than loading codes twice.
-    const WIDTHS: &'static [usize] = match (L::MULTIPLIES_SEVERAL_TOKENS, DIGITS) {
+    const WIDTHS: &'static [usize] = match (L::MULTIPLIES_SEVERAL_TOKENS && PARTS == 1, DIGITS) {
         (false, _) => &[],
         (true, 1) => &[3, 2],
         (true, _) => &[2],
@@ -376,21 +419,23 @@ impl<L: Simd, const DIGITS: usize> DecodedTile<L> for Int8Tile<DIGITS> {
         const LINES: usize = BLOCKS_PER_SCALE * CODE_LINES;
         let (tokens, scales) = lines_of::<DIGITS, T>(x, first);
         let mut totals = [[L::splat(0.0); ROWS]; T];
-        for (part, lines) in tile.chunks(LINES).enumerate() {
-            let mut sums = [[[L::zero_sums(); ROWS]; DIGITS]; T];
-            for (c, codes) in (part * LINES..).zip(lines) {
+        for (part, lines) in tile.chunks(LINES * PARTS).enumerate() {
+            let mut sums = [[[[L::zero_sums(); PARTS]; ROWS]; DIGITS]; T];
+            for (c, codes) in (part * LINES..).zip(lines.as_chunks::<PARTS>().0) {
                 for k in 0..ROWS {
-                    let code = L::load_bytes(&codes[k]);
-                    for t in 0..T {
-                        for d in 0..DIGITS {
-                            // SAFETY: tokens have as many lines as the rows.
-                            let x = unsafe { tokens[t][d].get_unchecked(c) };
-                            sums[t][d][k] = L::dot_u8i8(sums[t][d][k], code, x);
+                    for p in 0..PARTS {
+                        let code = L::load_bytes(&codes[p][k]);
+                        for t in 0..T {
+                            for d in 0..DIGITS {
+                                // SAFETY: tokens have as many lines as a part of the rows.
+                                let x = unsafe { tokens[t][d].get_unchecked(c) };
+                                sums[t][d][k][p] = L::dot_u8i8(sums[t][d][k][p], code, x);
+                            }
                         }
                     }
                 }
             }
-            add_scaled::<L, DIGITS, T>(&sums, &scales, part, &mut totals);
+            add_scaled::<L, DIGITS, PARTS, T>(&sums, &scales, part, &mut totals);
         }
         totals
     }
@@ -486,6 +531,10 @@ mod tests {
             let indices = bytes(seed + 2, rows * cols * bits / 8);
             let m = Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap();
             check(&format!("lut{bits}"), bits, &m.with(&Arithmetic::fast(&m)));
+            if matches!(width, IndexBits::Six | IndexBits::Eight) {
+                let codes = Int8Codes::of_two_bytes(&lut, width).unwrap();
+                check("digits", bits, &m.with(&Arithmetic::Int8Digits(codes)));
+            }
         }
         for (width, signed) in IntBits::ALL.into_iter().flat_map(|width| [(width, true), (width, false)]) {
             let bits = usize::from(width.bits());
@@ -555,8 +604,9 @@ mod tests {
                     let pairs = || (0..cols).map(|c| (dense[r * cols + c], x[k * cols + c]));
                     let exact: f64 = pairs().map(|(w, x)| f64::from(w) * f64::from(x)).sum();
                     // Half a step of each factor in the worst case: x is at most 0.5, and a step of tables at most 1/255.
-                    let half_step = if bits > 0 { 0.5 / 255.0 } else { 0.0 };
-                    let largest = if kind == "digits" { 16319.0 } else { 127.0 };
+                    let (most_code, largest) =
+                        if kind == "digits" { (32767.0, 16319.0) } else { (255.0, 127.0) };
+                    let half_step = if bits > 0 { 0.5 / most_code } else { 0.0 };
                     let terms: f64 =
                         pairs().map(|(w, _)| f64::from(w).abs() * 0.25 / largest + 0.51 * half_step).sum();
                     let bound = terms * 1.01

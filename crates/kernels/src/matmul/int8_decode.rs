@@ -1,4 +1,5 @@
-//! Decodes stored elements to 8-bit codes, a block of 128 columns as two lines of 64 bytes.
+//! Decodes stored elements to codes, a block of 128 columns as two lines of 64 bytes, or, for codes of 15 bits, two lines of
+//! upper bytes and two of lower bytes.
 //!
 //! ```text
 //! 4 bits: 64 bytes    byte m = | i1 | i0 |   line 0 = codes of columns 2 m (low nibbles), line 1 = of 2 m + 1 (high nibbles)
@@ -9,13 +10,14 @@ use crate::activations::BLOCK;
 use crate::lut_tables::Int8Codes;
 use crate::simd::U8x64;
 
-/// Decodes the rows of one weight format to codes.
-pub(super) trait Int8Decode: Copy {
+/// Decodes the rows of one weight format to codes of PARTS bytes.
+pub(super) trait Int8Decode<const PARTS: usize = 1>: Copy {
     /// Bits of an element.
     const BITS: usize;
     /// Bytes of a block.
     const BYTES: usize = BLOCK / 8 * Self::BITS;
-    /// True if small batches decode into registers; otherwise rows are decoded into memory for two tokens or more.
+    /// True if small batches decode into registers, as all decoders do where bytes are permuted; otherwise rows are decoded into
+    /// memory for two tokens or more.
     const IN_REGISTERS: bool = false;
     /// See [`Kernel::PERMUTES_BYTES`](crate::simd::Kernel::PERMUTES_BYTES).
     const PERMUTES_BYTES: bool = false;
@@ -23,8 +25,8 @@ pub(super) trait Int8Decode: Copy {
     type Table<'c, L: U8x64>: Copy;
     /// Returns the table of a group of rows.
     fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> Self::Table<'_, L>;
-    /// Decodes a block to its two lines.
-    fn codes<L: U8x64>(self, table: Self::Table<'_, L>, block: &[u8]) -> [L::Bytes; 2];
+    /// Decodes a block to its two lines of each part, upper bytes first.
+    fn codes<L: U8x64>(self, table: Self::Table<'_, L>, block: &[u8]) -> [[L::Bytes; 2]; PARTS];
 }
 
 /// Returns a block of 64 bytes.
@@ -55,9 +57,9 @@ impl Int8Decode for Index4 {
         L::load_byte_table(codes.table(group))
     }
     #[inline(always)]
-    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [L::Bytes; 2] {
+    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [[L::Bytes; 2]; 1] {
         let (even, odd) = L::split_nibbles(L::load_bytes(line(block)));
-        [L::lookup_bytes_16(table, even), L::lookup_bytes_16(table, odd)]
+        [[L::lookup_bytes_16(table, even), L::lookup_bytes_16(table, odd)]]
     }
 }
 
@@ -77,9 +79,9 @@ impl<const BITS: usize> Int8Decode for SmallIndex<BITS> {
         L::load_byte_table(codes.table(group))
     }
     #[inline(always)]
-    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [L::Bytes; 2] {
+    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [[L::Bytes; 2]; 1] {
         let [a, b] = L::unpack::<BITS>(block);
-        [L::lookup_bytes_16(table, a), L::lookup_bytes_16(table, b)]
+        [[L::lookup_bytes_16(table, a), L::lookup_bytes_16(table, b)]]
     }
 }
 
@@ -96,9 +98,27 @@ impl Int8Decode for Index6 {
         codes.table(group)
     }
     #[inline(always)]
-    fn codes<L: U8x64>(self, table: &[u8; 64], block: &[u8]) -> [L::Bytes; 2] {
+    fn codes<L: U8x64>(self, table: &[u8; 64], block: &[u8]) -> [[L::Bytes; 2]; 1] {
         let [a, b] = L::unpack::<6>(block);
-        [L::lookup_bytes_64(table, a), L::lookup_bytes_64(table, b)]
+        [[L::lookup_bytes_64(table, a), L::lookup_bytes_64(table, b)]]
+    }
+}
+
+impl Int8Decode<2> for Index6 {
+    const BITS: usize = 6;
+    const PERMUTES_BYTES: bool = true;
+    type Table<'c, L: U8x64> = [&'c [u8; 64]; 2];
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> [&[u8; 64]; 2] {
+        [codes.table(group), codes.lower(group)]
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, [upper, lower]: [&[u8; 64]; 2], block: &[u8]) -> [[L::Bytes; 2]; 2] {
+        let [a, b] = L::unpack::<6>(block);
+        [
+            [L::lookup_bytes_64(upper, a), L::lookup_bytes_64(upper, b)],
+            [L::lookup_bytes_64(lower, a), L::lookup_bytes_64(lower, b)],
+        ]
     }
 }
 
@@ -115,9 +135,28 @@ impl Int8Decode for Index8 {
         codes.table(group)
     }
     #[inline(always)]
-    fn codes<L: U8x64>(self, table: &[u8; 256], block: &[u8]) -> [L::Bytes; 2] {
+    fn codes<L: U8x64>(self, table: &[u8; 256], block: &[u8]) -> [[L::Bytes; 2]; 1] {
         let [a, b] = halves(block);
-        [L::lookup_bytes_256(table, L::load_bytes(a)), L::lookup_bytes_256(table, L::load_bytes(b))]
+        [[L::lookup_bytes_256(table, L::load_bytes(a)), L::lookup_bytes_256(table, L::load_bytes(b))]]
+    }
+}
+
+impl Int8Decode<2> for Index8 {
+    const BITS: usize = 8;
+    const PERMUTES_BYTES: bool = true;
+    type Table<'c, L: U8x64> = [&'c [u8; 256]; 2];
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> [&[u8; 256]; 2] {
+        [codes.table(group), codes.lower(group)]
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, [upper, lower]: [&[u8; 256]; 2], block: &[u8]) -> [[L::Bytes; 2]; 2] {
+        let [a, b] = halves(block);
+        let [a, b] = [L::load_bytes(a), L::load_bytes(b)];
+        [
+            [L::lookup_bytes_256(upper, a), L::lookup_bytes_256(upper, b)],
+            [L::lookup_bytes_256(lower, a), L::lookup_bytes_256(lower, b)],
+        ]
     }
 }
 
@@ -134,9 +173,9 @@ impl Int8Decode for Integer8 {
     #[inline(always)]
     fn table<L: U8x64>(_: &Int8Codes, _: usize) {}
     #[inline(always)]
-    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [L::Bytes; 2] {
+    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [[L::Bytes; 2]; 1] {
         let [a, b] = halves(block);
-        [L::xor_bytes(L::load_bytes(a), self.sign_bit), L::xor_bytes(L::load_bytes(b), self.sign_bit)]
+        [[L::xor_bytes(L::load_bytes(a), self.sign_bit), L::xor_bytes(L::load_bytes(b), self.sign_bit)]]
     }
 }
 
@@ -153,7 +192,7 @@ impl Int8Decode for Integer4 {
     #[inline(always)]
     fn table<L: U8x64>(_: &Int8Codes, _: usize) {}
     #[inline(always)]
-    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [L::Bytes; 2] {
-        L::split_nibbles(L::xor_bytes(L::load_bytes(line(block)), self.sign_bit * 0x11)).into()
+    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [[L::Bytes; 2]; 1] {
+        [L::split_nibbles(L::xor_bytes(L::load_bytes(line(block)), self.sign_bit * 0x11)).into()]
     }
 }

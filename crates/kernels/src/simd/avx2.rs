@@ -650,6 +650,18 @@ impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
             pair!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes),
             pair!(|v| _mm256_srli_epi16::<8>(v), codes),
         ];
+        join_bytes(upper: Self::Bytes, lower: Self::Bytes) -> [Self::Bytes; 2] = [
+            pair!(
+                |upper, lower| _mm256_blendv_epi8(_mm256_slli_epi16::<8>(upper), lower, _mm256_set1_epi16(255)),
+                upper,
+                lower
+            ),
+            pair!(
+                |upper, lower| _mm256_blendv_epi8(upper, _mm256_srli_epi16::<8>(lower), _mm256_set1_epi16(255)),
+                upper,
+                lower
+            ),
+        ];
     }
     #[inline(always)]
     fn lookup_word_registers((low, high): Self::Table, at: &[u8; 64], r: usize) -> [__m256i; 4] {

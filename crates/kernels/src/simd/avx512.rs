@@ -334,6 +334,7 @@ impl<const VBMI: bool> F32x16 for Avx512<VBMI> {
 impl<const VBMI: bool> U8x64 for Avx512<VBMI> {
     type Bytes = __m512i;
     type Sums = __m512i;
+    const PERMUTES_BYTES: bool = VBMI;
     // SAFETY: the processor has AVX-512 F, BW and VNNI, which `Isa::Avx512` needs. Loads and stores are as long as their
     // arrays; the masked load reads as many bytes as there are, 64 at most.
     intrinsics! {

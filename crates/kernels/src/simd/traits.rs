@@ -307,6 +307,8 @@ pub(crate) trait U8x64: F32x16 {
     type Sums: Copy;
     /// True if several tokens are multiplied together; with few registers their sums would be stored and reloaded.
     const MULTIPLIES_SEVERAL_TOKENS: bool = true;
+    /// True if bytes are permuted across a whole vector by one instruction, so that elements of few bits are unpacked fast.
+    const PERMUTES_BYTES: bool = false;
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes;
     /// Loads at most 64 bytes, filled with zeros.
     #[inline(always)]
@@ -393,6 +395,17 @@ pub(crate) trait I16x32: U8x64 {
     const MULTIPLIES_BYTES_AS_WORDS: bool = false;
     /// Widens unsigned bytes to words: the even bytes, then the odd bytes.
     fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2];
+    /// Joins upper and lower bytes to words: those of the even bytes, then those of the odd bytes.
+    #[inline(always)]
+    fn join_bytes(upper: Self::Bytes, lower: Self::Bytes) -> [Self::Bytes; 2] {
+        let (mut bytes, mut words) = ([[0; 64]; 2], [[0; 64]; 2]);
+        Self::store_bytes(lower, &mut bytes[0]);
+        Self::store_bytes(upper, &mut bytes[1]);
+        for i in 0..128 {
+            words[i / 2 % 2][i / 4 * 2 + i % 2] = bytes[i % 2][i / 2];
+        }
+        words.map(|words| Self::load_bytes(&words))
+    }
     /// Widens register r of signed bytes to words: the even bytes, then the odd bytes.
     fn widen_signed_register(v: &[u8; 64], r: usize) -> [Self::WordRegister; 2];
 
