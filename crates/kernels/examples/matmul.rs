@@ -90,7 +90,6 @@ fn main() {
         ("fast_lut8", lut(Eight, &lut8, fast)),
         ("fast_int4", int(IntBits::Four, cols, Products::Fast)),
         ("usual_lut6", lut(Six, &lut6, Some(Products::Usual))),
-        ("usual_lut8", lut(Eight, &lut8, Some(Products::Usual))),
         ("usual_int8", int(IntBits::Eight, cols, Products::Usual)),
         ("fast_int8", int(IntBits::Eight, cols, Products::Fast)),
         ("fast_int4_32", int(IntBits::Four, 32, Products::Fast)),

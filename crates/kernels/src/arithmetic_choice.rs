@@ -11,7 +11,7 @@ pub enum Products {
     /// Results are those of f32.
     Exact,
     /// Activations are rounded where that changes less than a tenth of what the compression does (docs/kernels.md): to 8 bits for
-    /// weights of at most 4 bits, to 15 bits for larger tables and for integers of 8 bits with a scale per row.
+    /// weights of at most 4 bits, to 15 bits for tables of 64 entries and for integers of 8 bits with a scale per row.
     Usual,
     /// Activations are rounded to 8 bits where weights are tables or integers, and products are of bf16 where weights are large
     /// and of fp16 or f32, and the processor has bf16. The error is about half a percent of a product's norm.
@@ -37,10 +37,10 @@ impl Arithmetic {
         let multiplies_bytes = || crate::simd::multiplies_bytes(Isa::best());
         match (products, w.weight.format) {
             (Products::Exact, _) => Arithmetic::exact(w),
-            (Products::Usual, WeightFormat::Lut { bits: bits @ (IndexBits::Six | IndexBits::Eight), .. })
+            (Products::Usual, WeightFormat::Lut { bits: IndexBits::Six, .. })
                 if w.starts_rows_at_bytes() && multiplies_bytes() =>
             {
-                let codes = Int8Codes::of_two_bytes(w.values(), bits);
+                let codes = Int8Codes::of_two_bytes(w.values());
                 codes.map_or_else(|| Arithmetic::exact(w), Arithmetic::Int8Digits)
             }
             (Products::Usual, WeightFormat::Int { bits: IntBits::Eight, signed, block_cols, .. })

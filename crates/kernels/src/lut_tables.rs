@@ -27,9 +27,9 @@ impl Int8Codes {
         Int8Codes::up_to(lut, bits, 255)
     }
 
-    /// Makes the codes of tables of 64 or 256 entries, of 15 bits; `None` where an entry is not finite.
-    pub fn of_two_bytes(lut: &[f32], bits: IndexBits) -> Option<Int8Codes> {
-        Int8Codes::up_to(lut, bits, 32767)
+    /// Makes the codes of tables of 64 entries, of 15 bits; `None` where an entry is not finite.
+    pub fn of_two_bytes(lut: &[f32]) -> Option<Int8Codes> {
+        Int8Codes::up_to(lut, IndexBits::Six, 32767)
     }
 
     /// Makes the codes of tables, the largest of which is `most`.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! weight      w = step * code + low,  code in 0 .. 255      a step and a low value per row
-//!             code = 256 * upper + lower, 0 .. 32767        tables of 64 and 256 entries that tokens of 15 bits meet
+//!             code = 256 * upper + lower, 0 .. 32767        tables of 64 entries that tokens of 15 bits meet
 //! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::packed_int8`
 //! result      step * sum(scale * sum(code * q)) + low * sum(x)
 //! ```
@@ -94,7 +94,6 @@ pub(super) fn multiply_rows_in_digits(
     }
     match w.weight.format {
         WeightFormat::Lut { bits: IndexBits::Six, rows_per_table: rows } => multiply!(Index6, 2, rows),
-        WeightFormat::Lut { bits: IndexBits::Eight, rows_per_table: rows } => multiply!(Index8, 2, rows),
         WeightFormat::Int { bits: bits @ IntBits::Eight, signed, block_rows: rows, .. } => {
             multiply!(Integer8 { sign_bit: sign_bit(bits, signed) }, 1, rows)
         }
@@ -531,8 +530,8 @@ mod tests {
             let indices = bytes(seed + 2, rows * cols * bits / 8);
             let m = Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap();
             check(&format!("lut{bits}"), bits, &m.with(&Arithmetic::fast(&m)));
-            if matches!(width, IndexBits::Six | IndexBits::Eight) {
-                let codes = Int8Codes::of_two_bytes(&lut, width).unwrap();
+            if width == IndexBits::Six {
+                let codes = Int8Codes::of_two_bytes(&lut).unwrap();
                 check("digits", bits, &m.with(&Arithmetic::Int8Digits(codes)));
             }
         }

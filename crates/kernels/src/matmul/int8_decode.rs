@@ -141,25 +141,6 @@ impl Int8Decode for Index8 {
     }
 }
 
-impl Int8Decode<2> for Index8 {
-    const BITS: usize = 8;
-    const PERMUTES_BYTES: bool = true;
-    type Table<'c, L: U8x64> = [&'c [u8; 256]; 2];
-    #[inline(always)]
-    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> [&[u8; 256]; 2] {
-        [codes.table(group), codes.lower(group)]
-    }
-    #[inline(always)]
-    fn codes<L: U8x64>(self, [upper, lower]: [&[u8; 256]; 2], block: &[u8]) -> [[L::Bytes; 2]; 2] {
-        let [a, b] = halves(block);
-        let [a, b] = [L::load_bytes(a), L::load_bytes(b)];
-        [
-            [L::lookup_bytes_256(upper, a), L::lookup_bytes_256(upper, b)],
-            [L::lookup_bytes_256(lower, a), L::lookup_bytes_256(lower, b)],
-        ]
-    }
-}
-
 /// Integers of 8 bits, whose sign bit is flipped.
 #[derive(Clone, Copy)]
 pub(super) struct Integer8 {
