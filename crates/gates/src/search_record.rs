@@ -36,7 +36,8 @@ pub struct SearchRecord {
 /// Measurements by the hash of their question, and the file that new ones are appended to.
 struct Measured {
     known: BTreeMap<String, Value>,
-    file: File,
+    /// None after a line could not be written: the search goes on without a record.
+    file: Option<File>,
 }
 
 /// Line of the file of measurements.
@@ -70,7 +71,7 @@ impl SearchRecord {
         let known = known.map(|line| (line.of, line.found)).collect();
         let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
         file.set_len(whole as u64).map_err(failed)?;
-        let measured = Mutex::new(Measured { known, file });
+        let measured = Mutex::new(Measured { known, file: Some(file) });
         Ok(SearchRecord { parent, name, made_parent, measured, _lock: lock })
     }
 
@@ -85,10 +86,10 @@ impl SearchRecord {
         found.and_then(|found| serde_json::from_value(found).ok())
     }
 
-    /// Returns the answer to a question: as measured before, or from `measure`, and then written down.
+    /// Returns the answer to a question: as measured before, or from `measure`, and then written down if there is room.
     ///
     /// # Errors
-    /// `measure` fails, or the answer cannot be written.
+    /// `measure` fails.
     pub fn once<T: Serialize + DeserializeOwned>(
         &self,
         question: &impl Serialize,
@@ -102,8 +103,11 @@ impl SearchRecord {
         let mut text = serde_json::to_vec(&line).unwrap_or_default();
         text.push(b'\n');
         let mut measured = locked(&self.measured);
-        let written = measured.file.write_all(&text).and_then(|()| measured.file.sync_data());
-        written.map_err(|e| Error::io(self.folder().join(MEASURED), e))?;
+        let written =
+            measured.file.as_mut().map(|file| file.write_all(&text).and_then(|()| file.sync_data()));
+        if matches!(written, Some(Err(_))) {
+            measured.file = None;
+        }
         measured.known.insert(line.of, line.found);
         Ok(found)
     }

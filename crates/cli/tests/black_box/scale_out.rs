@@ -144,7 +144,7 @@ fn a_killed_search_goes_on() {
     let (whole, killed, scratch) = (dir.join("whole"), dir.join("killed"), dir.join("scratch"));
     std::fs::create_dir(&scratch).unwrap();
     let build = |bundle: &Place, more: &str| {
-        let options = "--quant auto --max-bytes 3MB --tokens 1 --skip-gates";
+        let options = "--quant auto --max-bytes 4MB --tokens 1 --skip-gates";
         format!("build {} -o {bundle} --calibrate {text} {options} {more}", small())
     };
     passes(build(&whole, ""));
@@ -169,7 +169,7 @@ fn a_killed_search_goes_on() {
     assert!(contents(&whole) == contents(&killed));
     assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
     // A goal that cannot be reached leaves nothing.
-    let beyond = build(&dir.join("beyond"), "").replace("3MB", "3kB");
-    refused(beyond, &["--max-bytes 3000"]);
+    let beyond = build(&dir.join("beyond"), "").replace("4MB", "4kB");
+    refused(beyond, &["--max-bytes 4000"]);
     assert!(!dir.join("beyond").exists());
 }
