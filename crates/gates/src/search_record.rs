@@ -120,9 +120,10 @@ impl SearchRecord {
         }
     }
 
-    /// Removes the folder after an error that the same search would meet again.
+    /// Removes the folder after an error that the same search would meet again, or if it could not be written.
     pub fn remove_after(&self, e: &Error) {
-        if !matches!(e.kind(), Kind::Interrupted | Kind::Io | Kind::Room) {
+        let is_passing = matches!(e.kind(), Kind::Interrupted | Kind::Io | Kind::Room);
+        if !is_passing || locked(&self.measured).file.is_none() {
             self.remove();
         }
     }

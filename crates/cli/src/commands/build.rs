@@ -223,7 +223,10 @@ impl Command for Args {
                 None
             }
         };
-        let build = Build::begin(family, &plan, importance.as_ref(), &self.out, part)?;
+        let of_drafter = drafter.as_ref().and_then(|drafter| drafter.search.as_ref());
+        let records = || search.iter().chain(of_drafter);
+        let build = Build::begin(family, &plan, importance.as_ref(), &self.out, part)
+            .inspect_err(|e| records().for_each(|record| record.remove_after(e)))?;
         recorder.begin(&self.out, facts::begun(&plan, part_name(part)));
         build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
         if let Some(drafter) = &drafter {
@@ -283,8 +286,7 @@ impl Command for Args {
         let mut summary = BuildSummary { bundle: self.out, golden, planned, part, gated: report, push: None };
         summary.record(&recorder);
         if summary.gated.pass {
-            let of_drafter = drafter.iter().filter_map(|drafter| drafter.search.as_ref());
-            search.iter().chain(of_drafter).for_each(SearchRecord::remove);
+            records().for_each(SearchRecord::remove);
         }
         if let Some(store) = store.filter(|_| summary.gated.pass) {
             let sent = push_built(&summary.bundle, &store, part)?;
