@@ -173,11 +173,8 @@ impl Command for Args {
         }
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
-        let drafter = self
-            .drafter
-            .as_deref()
-            .map(|spec| plan_drafter(spec, &own, (family, &plan), ui))
-            .transpose()?;
+        let drafter =
+            self.drafter.as_deref().map(|spec| plan_drafter(spec, &own, (family, &plan), ui)).transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let bytes = build::job_bytes(&family.decoder);
         let jobs = self.jobs.unwrap_or_else(|| build::default_jobs(bytes));

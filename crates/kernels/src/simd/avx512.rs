@@ -14,9 +14,9 @@ pub(crate) struct Avx512<const VBMI: bool = false>(pub(crate) __m512);
 /// ```text
 /// BITS = 3    | byte 3 g + 2 | byte 3 g + 1 | byte 3 g |      byte 8 g + j = eight bits from bit 3 j on
 /// ```
-struct UnpackBytes<const BITS: usize>;
+struct BytePermutation<const BITS: usize>;
 
-impl<const BITS: usize> UnpackBytes<BITS> {
+impl<const BITS: usize> BytePermutation<BITS> {
     /// Bytes of 64 elements, and of the next 64.
     const BYTES: [[u8; 64]; 2] = [Self::bytes(0), Self::bytes(8 * BITS)];
     const OFFSETS: [u8; 64] = {
@@ -372,14 +372,14 @@ impl<const VBMI: bool> U8x64 for Avx512<VBMI> {
             }
             let words = |v: *const u8, n: usize| _mm512_maskz_loadu_epi32(((1u32 << n) - 1) as u16, v.cast());
             let load = |v: &[u8; 64]| _mm512_loadu_si512(v.as_ptr().cast());
-            let bytes = &UnpackBytes::<BITS>::BYTES;
+            let bytes = &BytePermutation::<BITS>::BYTES;
             // Both halves fit into one register, but those of 6 bits.
             let [a, b] = match BITS {
                 6 => [(words(half(0), 12), &bytes[0]), (words(half(1), 12), &bytes[0])],
                 _ => [&bytes[0], &bytes[1]].map(|bytes| (words(v, 4 * BITS), bytes)),
             }
             .map(|(v, bytes)| _mm512_permutexvar_epi8(load(bytes), v));
-            let offsets = load(&UnpackBytes::<BITS>::OFFSETS);
+            let offsets = load(&BytePermutation::<BITS>::OFFSETS);
             [_mm512_multishift_epi64_epi8(offsets, a), _mm512_multishift_epi64_epi8(offsets, b)]
         }
     }
