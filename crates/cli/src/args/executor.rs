@@ -16,8 +16,8 @@ pub struct ExecutorArgs {
     #[arg(long, value_parser = precision(), default_value = "fp32")]
     precision: Precision,
     /// Compute every product exactly. By default activations are rounded to 8 bits where weights have at most 4 bits, and to 15
-    /// bits where they are integers of 8 or indices of 6, which changes less than a tenth of what compression by the kind does, and is faster. Where
-    /// the kind keeps the checkpoint's weights (MXFP4, the lattice of Q4_0), that rounding is the only change.
+    /// bits where they are integers of 8 or indices of 6, which changes less than a tenth of what compression by the kind does, and
+    /// is faster. Where the kind keeps the checkpoint's weights (MXFP4, the lattice of Q4_0), that rounding is the only change.
     #[arg(long)]
     exact: bool,
     /// Round activations to 8 bits also where weights are tables or integers of more than 4 bits, and multiply bf16 where the
